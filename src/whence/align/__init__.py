@@ -1,0 +1,1 @@
+"""Decides from metadata who faces whom and how both reach the same axes (plan)."""

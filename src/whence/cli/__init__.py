@@ -1,0 +1,1 @@
+"""Words -> api -> report -> exit code, one file a command."""

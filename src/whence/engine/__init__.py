@@ -1,0 +1,1 @@
+"""Where the work of a comparison runs: this process, a pool, a cluster."""

@@ -1,0 +1,1 @@
+"""Numbers -> verdicts, with the noise budget that was applied."""

@@ -1,0 +1,1 @@
+"""Verdicts + data flow -> findings."""

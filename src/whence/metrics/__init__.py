@@ -1,0 +1,1 @@
+"""Numbers from two aligned arrays. No threshold anywhere."""

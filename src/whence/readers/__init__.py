@@ -1,0 +1,1 @@
+"""Foreign dumps as a Run, one file a format, lazy, never unpickling."""

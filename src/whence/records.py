@@ -1,0 +1,424 @@
+"""Calls and records of a captured program, and the two protocols every stage meets in: `Run` (readable), `Sink` (writable).
+
+A run is a data-flow graph of calls. A call refers to the records it read and wrote; a tensor that is the output of one
+call and the input of the next is one record with two references. Everything here is frozen and survives a JSON round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+
+PHASES = ("forward", "recompute", "backward", "optimizer")
+SLOT_KINDS = ("param", "input", "output", "mutated", "grad")
+
+
+class Key(NamedTuple):
+    """Names one tensor of one run: which process, which model, when, where, which operator, which of its tensors."""
+
+    rank: int
+    root: str
+    step: int
+    micro: int
+    phase: str
+    scope: str
+    op: str
+    occurrence: int
+    slot: str
+
+
+class Statistics(msgspec.Struct, frozen=True, array_like=True):
+    """Figures of one tensor, taken in float64 over its finite elements (of |z| for complex).
+
+    count: all elements. min, max, mean, std, norm: None when no element is finite. std is the population one (ddof 0);
+    norm is the 2-norm. nan, inf, zero: how many elements are NaN, +-Inf, exactly zero.
+    """
+
+    count: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    norm: float | None
+    nan: int
+    inf: int
+    zero: int
+
+
+class Sketch(msgspec.Struct, frozen=True, array_like=True):
+    """A few numbers that do not change when the elements are permuted, to recognise a tensor under another name or layout.
+
+    checksum: 64-bit sum over the mixed bit patterns, equal for equal multisets of elements (exact).
+    abs_sum, cube_sum, fourth_sum: sums of |x|, x^3, x^4 over finite elements in float64 (approximate; survive rounding);
+    None when they overflow.
+    """
+
+    checksum: int
+    abs_sum: float | None
+    cube_sum: float | None
+    fourth_sum: float | None
+
+
+class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in"):
+    """Elements lie in a shard of this run: bytes [offset, offset + nbytes) of its data area, canonical (C) order, little endian."""
+
+    shard: int
+    offset: int
+    nbytes: int
+
+
+class Increment(msgspec.Struct, frozen=True, tag="increment", tag_field="in"):
+    """Elements are those of record `base` followed along `axis` by the elements stored at shard/offset/nbytes."""
+
+    base: int
+    axis: int
+    shard: int
+    offset: int
+    nbytes: int
+
+
+class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
+    """Elements lie byte-equal in a file of the user's (a safetensors or GGUF checkpoint); `hash` of the record guards them."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+Elements = Kept | Increment | External
+
+
+class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defaults=True):
+    """One captured tensor.
+
+    id: its number in the run (position in `Run.records`). shape: logical. stride: in elements, () when contiguous.
+    hash: xxh3_128 of the canonical little-endian bytes, 32 hex digits, "" when not taken.
+    elements: where they are, or None with `why` saying why they were not kept.
+    columns: numbers a user's `on_record` returned. subclass: tensor class when it is not a plain tensor.
+    """
+
+    id: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    storage_offset: int = 0
+    device: str = "cpu"
+    hash: str = ""
+    statistics: Statistics | None = None
+    sketch: Sketch | None = None
+    elements: Elements | None = None
+    why: str = ""
+    columns: dict[str, float | None] = {}
+    subclass: str = ""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        n = 1
+        for extent in self.shape:
+            n *= extent
+        return n
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """A call's reference to a record under a slot name: input.0, input.attention_mask, output.logits, param.weight, mutated.1.
+
+    edge: how sameness with an earlier sight is known: "identity" (live storage, same version, same bytes),
+    "content" (same bytes only), "" (first sight).
+    """
+
+    slot: str
+    record: int
+    edge: str = ""
+
+
+class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
+    """One execution of a module (kind "module"), operator ("operator") or label ("label").
+
+    id: position in `Run.calls`, in order of completion as written; `order` is the order in which calls began.
+    scope: dotted module path inside the root, "" for the root itself. op: "" for a module call.
+    parent: id of the enclosing call, -1 for a root call. number: place in the tree, "0" the root, "3_1" first child of its third child.
+    op_type: class name ("Linear") or operator. source: "module.Class" or "file:line". leaf: no module was called inside.
+    arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
+    error: the exception that left this call, if one did (its outputs are then missing).
+    """
+
+    id: int
+    scope: str
+    root: str
+    step: int
+    order: int
+    rank: int = 0
+    micro: int = 0
+    phase: str = "forward"
+    op: str = ""
+    occurrence: int = 0
+    kind: str = "module"
+    op_type: str = ""
+    source: str = ""
+    parent: int = -1
+    number: str = "0"
+    leaf: bool = False
+    training: bool = False
+    refs: tuple[Ref, ...] = ()
+    arguments: dict[str, Any] = {}
+    program: str = ""
+    no_program: str = ""
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+    def slots(self, kind: str) -> tuple[Ref, ...]:
+        """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""
+        return tuple(r for r in self.refs if r.slot.partition(".")[0] == kind)
+
+    def key(self, slot: str = "") -> Key:
+        """The key of this call, or of one of its slots."""
+        return Key(self.rank, self.root, self.step, self.micro, self.phase, self.scope, self.op, self.occurrence, slot)
+
+
+class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One operator of a program: overload name ("aten.addmm.default") and its arguments.
+
+    Arguments are plain JSON values, lists of them, or one-key objects: {"in": k} input k of the program, {"param": slot},
+    {"op": [i, j]} output j of operation i, {"const": k} constant k, {"dtype": "float32"}, {"device": ""}, {"layout": name},
+    {"memory_format": name}, {"float": "inf" | "-inf" | "nan"}, {"complex": [re, im]}.
+    guard: for an operator that returns a Python number, the number the recording saw; replay must see the same.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    guard: float | bool | None = None
+
+
+class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True):
+    """What one region ran: data, never code. Used only after it reproduced its own recorded outputs.
+
+    inputs: slots of the call that feed {"in": k}. params: slots that feed {"param": slot}.
+    constants: records of tensors made inside from Python data. outputs: (slot, operand).
+    notes: what was met ("in-place", "cast pinned").
+    """
+
+    id: str
+    operations: tuple[Operation, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, Any], ...]
+    params: tuple[str, ...] = ()
+    constants: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
+    """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error", ...), text, where."""
+
+    kind: str
+    text: str
+    scope: str = ""
+    step: int = -1
+
+
+class Step(msgspec.Struct, frozen=True, tag="step", tag_field="t", omit_defaults=True):
+    """The end of one step of a root: how many bytes of elements it added and whether all its elements were kept."""
+
+    root: str
+    step: int
+    nbytes: int
+    kept: bool
+    rank: int = 0
+
+
+class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was run. Unknown fields of later versions are ignored on reading."""
+
+    format: int = 1
+    kind: str = "whence"
+    command: tuple[str, ...] = ()
+    started: str = ""
+    user: str = ""
+    host: str = ""
+    cwd: str = ""
+    versions: dict[str, str] = {}
+    devices: tuple[str, ...] = ()
+    git: str = ""
+    seed: int | None = None
+    deterministic: bool = False
+    options: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+
+
+class Run(Protocol):
+    """A captured program that can be read: lazily, any number of times, never executing anything in it.
+
+    `calls[i].id == i` and `records[i].id == i`; a Run of several processes renumbers. `ended` is "" for a clean end,
+    else a sentence saying how the capture ended and what is missing.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def info(self) -> RunInfo: ...
+    @property
+    def ended(self) -> str: ...
+    @property
+    def calls(self) -> Sequence[Call]: ...
+    @property
+    def records(self) -> Sequence[Record]: ...
+    @property
+    def programs(self) -> Mapping[str, Program]: ...
+    @property
+    def notes(self) -> Sequence[Note]: ...
+    @property
+    def steps(self) -> Sequence[Step]: ...
+
+    def array(self, record: int) -> Array:
+        """Elements of a record: read-only, dtype kept, memory-mapped where possible. Raises ElementsMissing with the reason."""
+        ...
+
+
+class Sink(Protocol):
+    """Where a capture puts what it sees. Every method raises StoreFailed when the medium fails; nothing written before is lost."""
+
+    def record(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: np.ndarray[Any, np.dtype[np.uint8]] | None,
+        digest: bytes,
+        statistics: Statistics | None,
+        sketch: Sketch | None,
+        *,
+        why: str = "",
+        stride: tuple[int, ...] = (),
+        storage_offset: int = 0,
+        device: str = "cpu",
+        columns: dict[str, float | None] | None = None,
+        subclass: str = "",
+        base: tuple[int, int] | None = None,
+    ) -> int:
+        """Add one record and return its id. data: its canonical bytes, or None with `why`; consumed before returning.
+
+        digest: 16 bytes of xxh3_128 over the canonical bytes, b"" when not taken; elements with a digest, dtype and shape
+        already stored are not written again. base: (record, axis) when `data` only holds what follows that record along axis.
+        """
+        ...
+
+    def call(self, call: Call) -> None:
+        """Add a finished call. Its records were added before."""
+        ...
+
+    def program(self, program: Program) -> None: ...
+    def note(self, note: Note) -> None: ...
+    def step(self, step: Step) -> None: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of elements written so far."""
+        ...
+
+    def close(self) -> None:
+        """Finish cleanly: headers, index. Idempotent."""
+        ...
+
+
+class MemoryRun:
+    """A Run held in memory: hand-made ones in tests, small foreign dumps, results of an engine.
+
+    arrays: elements by record id; a record without an entry has none (`Record.why` says why).
+    Raises ValueError when ids are not positions or a call refers to a record that is not there.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        records: Sequence[Record],
+        arrays: Mapping[int, Array],
+        *,
+        path: str = "<memory>",
+        info: RunInfo | None = None,
+        programs: Mapping[str, Program] | None = None,
+        notes: Sequence[Note] = (),
+        steps: Sequence[Step] = (),
+        ended: str = "",
+    ) -> None:
+        for i, call in enumerate(calls):
+            if call.id != i:
+                raise ValueError(f"call at position {i} has id {call.id}")
+            for ref in call.refs:
+                if not 0 <= ref.record < len(records):
+                    raise ValueError(f"call {call.scope or call.root!r} refers to record {ref.record} of {len(records)}")
+        for i, record in enumerate(records):
+            if record.id != i:
+                raise ValueError(f"record at position {i} has id {record.id}")
+        self.path, self.info, self.ended = path, info or RunInfo(), ended
+        self.calls, self.records = tuple(calls), tuple(records)
+        self.programs, self.notes, self.steps = dict(programs or {}), tuple(notes), tuple(steps)
+        self._arrays = dict(arrays)
+
+    def array(self, record: int) -> Array:
+        try:
+            found = self._arrays[record]
+        except KeyError:
+            raise ElementsMissing(self.records[record].why or f"record {record}: elements were not kept") from None
+        view = found.view()
+        view.flags.writeable = False
+        return view
+
+
+class Region(NamedTuple):
+    """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
+
+    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 = before the first child).
+    inputs, outputs: record ids at its boundary. An output that was already visible to the region is not one.
+    """
+
+    call: int
+    stretch: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def children(calls: Sequence[Call]) -> dict[int, list[int]]:
+    """Ids of the direct children of every call, in execution order; key -1 holds the root calls."""
+    table: dict[int, list[int]] = {}
+    for call in sorted(calls, key=lambda c: c.order):
+        table.setdefault(call.parent, []).append(call.id)
+    return table
+
+
+def regions(calls: Sequence[Call]) -> Iterator[Region]:
+    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
+
+    A stretch sees its container's inputs and parameters and the outputs of the children before it; what a later child
+    reads, or the container returns, and was not visible before, the stretch made. Parameters of a child are the child's.
+    """
+    below = children(calls)
+
+    def walk(call: Call) -> Iterator[Region]:
+        reads = [r.record for r in call.refs if r.slot.startswith(("input", "param"))]
+        writes = [r.record for r in call.refs if r.slot.startswith(("output", "mutated"))]
+        kids = below.get(call.id, [])
+        if not kids:
+            yield Region(call.id, -1, tuple(reads), tuple(writes))
+            return
+        seen = dict.fromkeys(reads)
+        for place, kid in enumerate(kids):
+            child = calls[kid]
+            made = [r.record for r in child.slots("input") if r.record not in seen]
+            if made:
+                yield Region(call.id, place, tuple(seen), tuple(dict.fromkeys(made)))
+                seen.update(dict.fromkeys(made))
+            yield from walk(child)
+            seen.update(dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated"))))
+        made = [r for r in writes if r not in seen]
+        if made:
+            yield Region(call.id, len(kids), tuple(seen), tuple(dict.fromkeys(made)))
+
+    for root in below.get(-1, []):
+        yield from walk(calls[root])

@@ -1,0 +1,1 @@
+"""Runs a recorded region again: wider dtype, other inputs."""

@@ -1,0 +1,181 @@
+"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip, no behaviour.
+
+The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per pair of records, `judge`
+gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all into a Comparison, `report` writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+VERDICTS = (
+    "identical", "noise", "declared", "precision", "inherited", "amplified", "introduced",
+    "param-diff", "structural", "nondeterministic", "incomparable", "undetermined",
+)  # fmt: skip
+CAUSES = ("parameter", "kernel", "semantic", "structural", "")
+CONFIDENCES = ("certain", "likely", "suspect", "")
+EVIDENCE = ("replay", "two dumps", "statistics", "text", "")
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One number, or the reason why there is none."""
+
+    metric: str
+    value: float | None
+    why: str = ""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """All measurements of one pair of records.
+
+    tier: "same" (bit-identical, nothing else to say), "core", "full", or "none" when nothing could be measured, with `why`.
+    values: metric name -> number, None where undefined, with the reason in `whys`. max_abs_index: where the largest error is.
+    """
+
+    tier: str
+    identical: bool
+    values: dict[str, float | None] = {}
+    whys: dict[str, str] = {}
+    max_abs_index: tuple[int, ...] | None = None
+    histogram: tuple[int, ...] = ()
+    why: str = ""
+
+
+class SlotPair(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a call faces one of another. dims: how both reach the same axes, "" when they already do."""
+
+    reference_slot: str
+    target_slot: str
+    reference_record: int
+    target_record: int
+    dims: str = ""
+
+
+class CallPair(msgspec.Struct, frozen=True):
+    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name")."""
+
+    reference: int
+    target: int
+    rule: str
+    evidence: str = ""
+    slots: tuple[SlotPair, ...] = ()
+    only_reference: tuple[str, ...] = ()
+    only_target: tuple[str, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Who faces whom. Unmatched and ambiguous calls are listed, never dropped."""
+
+    pairs: tuple[CallPair, ...]
+    unmatched_reference: tuple[int, ...] = ()
+    unmatched_target: tuple[int, ...] = ()
+    ambiguous: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the differences of one region mean, and the noise budget that was applied.
+
+    pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a container.
+    score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
+    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...).
+    """
+
+    pair: int
+    verdict: str
+    stretch: int = -1
+    evidence: str = ""
+    confidence: str = ""
+    score: float | None = None
+    cause: str = ""
+    numbers: dict[str, float | None] = {}
+    sentence: str = ""
+    slot: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator at fault. Siblings with one signature are one finding; `also` names the others."""
+
+    name: str
+    op_type: str
+    cause: str
+    verdict: str
+    confidence: str
+    step: int
+    rank: int
+    evidence: str
+    numbers: dict[str, float | None] = {}
+    sentence: str = ""
+    root: str = ""
+    occurrence: int = 0
+    slot: str = ""
+    source: str = ""
+    also: tuple[str, ...] = ()
+    worst_index: tuple[int, ...] | None = None
+    worst_reference: float | None = None
+    worst_target: float | None = None
+    pair: int = -1
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much of the run the answer rests on. Counts are of calls of the reference unless named otherwise."""
+
+    calls: int
+    paired: int
+    measured: int
+    replayed: int
+    replayable: int
+    root_outputs_measured: bool
+
+    @property
+    def share(self) -> float:
+        """Measured share of the reference's calls, 0..1; 0 when there are none."""
+        return self.measured / self.calls if self.calls else 0.0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One pair of records in the report: names, shapes, verdict of its call, measurements."""
+
+    pair: int
+    name: str
+    op_type: str
+    step: int
+    rank: int
+    occurrence: int
+    reference_slot: str
+    target_slot: str
+    reference_record: int
+    target_record: int
+    reference_dtype: str
+    target_dtype: str
+    reference_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    verdict: str
+    rule: str
+    measured: Measured
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """The whole answer. Every output format is written from this and computes nothing."""
+
+    status: str
+    evidence: str
+    reference: str
+    target: str
+    findings: tuple[Finding, ...]
+    first_difference: dict[str, Any] | None
+    counts: dict[str, int]
+    coverage: Coverage
+    unmatched: int
+    incomparable: int
+    inputs_differ: tuple[str, ...]
+    versions: dict[str, str]
+    plan: Plan
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+    headline: str = ""
+    notes: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    timing: dict[str, float] = {}

@@ -1,0 +1,1 @@
+"""Our own run on disk: writer (a Sink), lazy reader (a Run)."""
