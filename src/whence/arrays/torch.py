@@ -1,0 +1,95 @@
+"""torch tensors <-> host arrays, dtype kept.
+
+A view wherever the memory allows (CPU, contiguous), a copy elsewhere; the user's tensor is never written. Subclasses must be
+unwrapped first (`plain`). Works for any device type: a device tensor is copied to the host by torch, which orders the copy
+after the work queued on the current stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from whence import dtypes
+from whence.dtypes import Array
+
+NAMES: dict[Any, str] = {
+    getattr(torch, name): name
+    for name in dtypes.DTYPES
+    if hasattr(torch, name)
+}  # fmt: skip
+TORCH: dict[str, Any] = {name: dtype for dtype, name in NAMES.items()}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def dtype_name(tensor: Any) -> str:
+    """whence's name of the tensor's dtype, or "" when there is none (quantised, bits, packed 4-bit types)."""
+    return NAMES.get(tensor.dtype, "")
+
+
+def plain(value: Any) -> list[tuple[str, Any]] | None:
+    """The plain tensors a tensor holds: itself, or for a wrapper subclass its inner tensors by attribute name.
+
+    Returns None when the tensor has no elements to read (meta, fake, sparse, nested), so the caller records why.
+    """
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer:
+        return [("", value)] if readable(value) else None
+    flatten = getattr(value, "__tensor_flatten__", None)
+    if flatten is None:
+        return [("", value)] if readable(value) else None
+    names, _ = flatten()
+    out: list[tuple[str, Any]] = []
+    for name in names:
+        inner = plain(getattr(value, name))
+        if inner is None:
+            return None
+        out += [(f"{name}.{rest}" if rest else name, tensor) for rest, tensor in inner]
+    return out
+
+
+def readable(tensor: Any) -> bool:
+    """Do elements exist in memory? Not for meta, fake, functional and traced tensors, nor non-strided layouts."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False
+    return not torch._is_functional_tensor(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def canonical(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The tensor's bytes in C order, little endian, 1-D uint8: a view of its memory when it is a contiguous CPU tensor.
+
+    tensor: strided, readable, of a dtype with a name. Complex conjugate and negative views are resolved.
+    """
+    t = tensor.detach()
+    if t.is_complex() and t.is_conj():
+        t = t.resolve_conj()
+    if t.is_neg():
+        t = t.resolve_neg()
+    if t.device.type != "cpu":
+        t = t.to("cpu")
+    if not t.is_contiguous():
+        t = t.contiguous()
+    size = t.element_size()
+    if t.is_complex():
+        t, size = torch.view_as_real(t), size // 2
+    if t.dim() == 0:
+        t = t.reshape(1)
+    host: Any = t.view(-1).view(_BITS[size]).numpy()
+    return host.view(np.uint8)  # type: ignore[no-any-return]
+
+
+def to_host(tensor: Any) -> Array:
+    """Host array of the same shape and dtype; shares memory where possible. Raises KeyError for a dtype without a name."""
+    dtype = dtypes.named(NAMES[tensor.dtype])
+    return canonical(tensor).view(dtype.numpy).reshape(tuple(tensor.shape))
+
+
+def from_host(array: Array) -> Any:
+    """A new torch tensor with the array's values, shape and dtype; never shares memory with the array."""
+    dtype = dtypes.of(array)
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
+    if raw.size == 0:
+        return torch.empty(array.shape, dtype=TORCH[dtype.name])
+    return torch.from_numpy(raw).view(TORCH[dtype.name]).reshape(array.shape)
