@@ -1,0 +1,211 @@
+"""What a capture keeps: one frozen set of options, the same for the command line, for code and for child processes.
+
+It travels to child processes as JSON in an environment variable, so every field is a plain JSON value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from whence.errors import UsageError
+
+SLOTS = ("both", "input", "output")
+KEEP = ("full", "stats", "none")
+DEFAULT_MAX_BYTES = 20 * 10**9
+
+_NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
+_HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options of one capture; the defaults keep everything. Raises UsageError for a value that cannot be meant.
+
+    include, exclude: patterns on the dotted scope (shell style, `re:` for a regular expression); a call is captured when it
+    matches any include (or there is none) and no exclude. classes: patterns on the class name. max_depth: calls nested deeper
+    than this are left out, the root is depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children.
+    slots: "both", "input" or "output". steps: (start, stop), stop exclusive, None for open. ranks: None for all.
+    keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per run; None is the smaller of 20 GB and
+    a quarter of the free space, resolved where the run is written.
+    on_record: "module:function" called with (op type, name, tensor), "" for none. print_pattern: names to print live, None for
+    no printing. seed, deterministic: see `capture.launch.apply_determinism`.
+    no_inputs: names whose elements are never kept, statistics only. programs: record what leaf modules ran.
+    weights: checkpoint files parameters may be referenced from instead of copied. force: replace an existing run.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    max_depth: int | None = None
+    ids: tuple[str, ...] = ()
+    no_children: bool = False
+    slots: str = "both"
+    steps: tuple[int, int | None] | None = None
+    ranks: tuple[int, ...] | None = None
+    keep: str = "full"
+    max_bytes: int | None = None
+    on_record: str = ""
+    print_pattern: str | None = None
+    seed: int | None = None
+    deterministic: bool = False
+    no_inputs: tuple[str, ...] = ()
+    programs: bool = True
+    weights: tuple[str, ...] = ()
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights"):
+            value: object = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise UsageError(f"{name}: expected a tuple of strings, found {value!r}")
+        for name in ("include", "exclude", "classes", "no_inputs"):
+            for pattern in getattr(self, name):
+                check_pattern(pattern, name)
+        if self.print_pattern is not None:
+            check_pattern(self.print_pattern, "print_pattern")
+        for number in self.ids:
+            if not _NUMBER.fullmatch(number):
+                raise UsageError(f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree lists them)")
+        if self.no_children and not self.ids:
+            raise UsageError("no_children says what ids leave out: it needs ids")
+        _one_of("slots", self.slots, SLOTS)
+        _one_of("keep", self.keep, KEEP)
+        if self.max_depth is not None and self.max_depth < 0:
+            raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")
+        if self.max_bytes is not None and self.max_bytes < 0:
+            raise UsageError(f"max_bytes: {self.max_bytes} is negative")
+        if self.steps is not None:
+            start, stop = self.steps
+            if start < 0 or (stop is not None and stop <= start):
+                raise UsageError(f"steps: {start}:{'' if stop is None else stop} holds no step; write START:STOP with 0 <= START < STOP")
+        if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
+            raise UsageError(f"ranks: {self.ranks!r} holds no rank, or a negative one")
+        if self.on_record and not _HOOK.fullmatch(self.on_record):
+            raise UsageError(f"on_record: {self.on_record!r} is not module:function")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts")
+
+    def encode(self) -> str:
+        """These options as JSON; fields at their default are left out."""
+        return msgspec.json.encode(self).decode()
+
+    def asdict(self) -> dict[str, Any]:
+        """These options as plain JSON values, for `RunInfo.options`; fields at their default are left out."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def decode(text: str | bytes) -> CaptureOptions:
+    """Options back from `CaptureOptions.encode`. Raises UsageError for anything else."""
+    try:
+        return msgspec.json.decode(text, type=CaptureOptions)
+    except msgspec.MsgspecError as err:
+        raise UsageError(f"capture options cannot be read: {err}") from err
+
+
+def make(**options: Any) -> CaptureOptions:
+    """Options from keyword arguments, as code gives them: lists or one string for tuples, "0:10" for steps, "2GB" for max_bytes.
+
+    Raises UsageError naming the nearest option for a misspelt one.
+    """
+    known = CaptureOptions.__struct_fields__
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
+    given = dict(options)
+    for name in ("include", "exclude", "classes", "no_inputs", "weights"):
+        if name in given:
+            given[name] = _strings(given[name])
+    if "ids" in given:
+        given["ids"] = parse_ids(given["ids"]) if isinstance(given["ids"], str) else _strings(given["ids"])
+    for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
+        if isinstance(given.get(name), str):
+            given[name] = parse(given[name])
+    if isinstance(given.get("steps"), range):
+        if given["steps"].step != 1:
+            raise UsageError(f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones")
+        given["steps"] = (given["steps"].start, given["steps"].stop)
+    for name in ("steps", "ranks"):
+        if isinstance(given.get(name), Iterable):
+            given[name] = tuple(given[name])
+    try:
+        return msgspec.convert(given, CaptureOptions)
+    except msgspec.ValidationError as err:
+        raise UsageError(f"capture options: {err}") from err
+
+
+def parse_steps(text: str) -> tuple[int, int | None]:
+    """Read "0:1000" -> (0, 1000), "5:" -> (5, None), ":3" -> (0, 3), "7" -> (7, 8). Raises UsageError."""
+    start, colon, stop = text.strip().partition(":")
+    try:
+        first = int(start) if start or not colon else 0
+        last = (int(stop) if stop else None) if colon else first + 1
+    except ValueError:
+        raise UsageError(f"steps: {text!r} is not START:STOP (0:1000, 5:, :3) or one step") from None
+    if first < 0 or (last is not None and last <= first):
+        raise UsageError(f"steps: {text!r} holds no step; write START:STOP with 0 <= START < STOP")
+    return first, last
+
+
+def parse_ids(text: str) -> tuple[str, ...]:
+    """Read "3,7_1" -> ("3", "7_1"). Raises UsageError for what is no tree number."""
+    numbers = tuple(part.strip() for part in text.split(",") if part.strip())
+    for number in numbers:
+        if not _NUMBER.fullmatch(number):
+            raise UsageError(f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree lists them)")
+    if not numbers:
+        raise UsageError("ids: no tree number given; write them like 3,7_1")
+    return numbers
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read "0,3" -> (0, 3), "0-2" -> (0, 1, 2). Raises UsageError."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            ranks.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+        except ValueError:
+            raise UsageError(f"ranks: {text!r} is not a list of ranks like 0,3 or 0-7") from None
+    if not ranks:
+        raise UsageError(f"ranks: {text!r} holds no rank")
+    return tuple(dict.fromkeys(ranks))
+
+
+def parse_size(text: str) -> int:
+    """Read "20GB" -> 20 * 10**9, "512MiB" -> 512 * 2**20, "4096" -> 4096 bytes. Raises UsageError."""
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise UsageError(f"size: {text!r} is not a number of bytes like 20GB, 512MiB or 4096")
+    power = " kmgtp".index(found[2].lower() or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def check_pattern(pattern: str, option: str) -> None:
+    """Raise UsageError when `pattern` is empty or an invalid regular expression (`re:...`)."""
+    if not pattern:
+        raise UsageError(f"{option}: an empty pattern matches nothing; * matches every name")
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as err:
+            raise UsageError(f"{option}: {pattern!r} is not a regular expression: {err}") from None
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{option}: {value!r} is not one of {', '.join(known)}{_nearest(str(value), known)}")
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _strings(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
