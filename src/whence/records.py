@@ -234,7 +234,10 @@ class Step(msgspec.Struct, frozen=True, tag="step", tag_field="t", omit_defaults
 
 
 class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was run. Unknown fields of later versions are ignored on reading."""
+    """What was run. Unknown fields of later versions are ignored on reading.
+
+    started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it runs or when nobody saw its end.
+    """
 
     format: int = 1
     kind: str = "whence"
@@ -251,6 +254,8 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     options: dict[str, Any] = {}
     environment: dict[str, str] = {}
     settings: dict[str, Any] = {}
+    finished: str = ""
+    exit_code: int | None = None
 
 
 class Run(Protocol):
@@ -301,11 +306,13 @@ class Sink(Protocol):
         columns: dict[str, float | None] | None = None,
         subclass: str = "",
         base: tuple[int, int] | None = None,
+        external: External | None = None,
     ) -> int:
         """Add one record and return its id. data: its canonical bytes, or None with `why`; consumed before returning.
 
         digest: 16 bytes of xxh3_128 over the canonical bytes, b"" when not taken; elements with a digest, dtype and shape
         already stored are not written again. base: (record, axis) when `data` only holds what follows that record along axis.
+        external: where the elements lie byte-equal in a file of the user's; then `data` is ignored and `digest` must be given.
         """
         ...
 
@@ -316,6 +323,10 @@ class Sink(Protocol):
     def program(self, program: Program) -> None: ...
     def note(self, note: Note) -> None: ...
     def step(self, step: Step) -> None: ...
+
+    def flush(self) -> None:
+        """Hand everything added so far to the operating system, so that it survives a kill of this process."""
+        ...
 
     @property
     def nbytes(self) -> int:
