@@ -141,7 +141,9 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
     """One execution of a module (kind "module"), operator ("operator") or label ("label").
 
-    id: position in `Run.calls`, in order of completion as written; `order` is the order in which calls began.
+    id: its position in `Run.calls`. A capture gives ids as calls BEGIN (so `parent` is known) but writes them as they END: in a
+    journal ids are unique, not sorted, and may have holes (a killed process never wrote its open calls); a reader sorts by id,
+    renumbers to positions and turns a parent that was never written into -1. `order` is the order in which calls began.
     scope: dotted module path inside the root, "" for the root itself. op: "" for a module call.
     parent: id of the enclosing call, -1 for a root call. number: place in the tree, "0" the root, "3_1" first child of its third child.
     op_type: class name ("Linear") or operator. source: "module.Class" or "file:line". leaf: no module was called inside.
