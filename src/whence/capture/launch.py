@@ -1,0 +1,395 @@
+"""Runs a command so that every Python it starts captures itself: environment in, signals and exit code passed on, nothing edited.
+
+The child's side (`attach_here`, `apply_determinism`) is here too; what waits for torch in the child is `_site/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import getpass
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from whence.capture import interpreter, secrets
+from whence.capture.options import CaptureOptions, decode
+from whence.errors import CaptureError, WhenceError
+from whence.records import Run, RunInfo
+
+ENVIRONMENT = "WHENCE_CAPTURE"
+SITE = Path(__file__).parent / "_site"
+LOG = "launch.jsonl"
+ERRORS = "attach-errors.txt"
+
+_RELAYED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code (128 + n when signal n killed it) and how long it took, in seconds."""
+
+    exit_code: int
+    duration_s: float
+
+
+class Processes(NamedTuple):
+    """What the children of a command reported: Pythons started, Pythons that attached, versions seen, lines of complaint."""
+
+    started: int
+    attached: int
+    versions: dict[str, str]
+    errors: tuple[str, ...]
+
+
+def launch(
+    command: Sequence[str],
+    run_path: str,
+    options: CaptureOptions,
+    *,
+    attach: str,
+    create: Callable[[str, RunInfo, bool], object],
+    update: Callable[..., object],
+    open_run: Callable[[str], Run],
+    tell: Callable[[str], None],
+) -> int:
+    """Run `command` under capture and return the exit code for the shell: its own, or 3 when it ended with 0 and nothing was captured.
+
+    attach: "module:function" called in the child as function(options, run_path) once torch is imported.
+    create(path, info, force), update(path, **fields of RunInfo), open_run(path): the store. tell: where lines for the user go (stderr).
+    Raises CaptureError before anything is started or written; OutputExists from `create`.
+    """
+    found = interpreter.find(command, os.environ)
+    versions = interpreter.check(found, os.environ) if found else {}
+    absolute = str(Path(run_path).absolute())
+    info = describe(command, options, versions)
+    create(absolute, info, options.force)
+    for left in (LOG, ERRORS):  # of a run that --force replaced
+        (Path(absolute) / left).unlink(missing_ok=True)
+    ended = execute(command, child_environment(os.environ, absolute, options, attach))
+    processes = collect(absolute)
+    settings = {
+        **info.settings,
+        "exit_code": ended.exit_code,
+        "duration_s": round(ended.duration_s, 3),
+        "python_processes": processes.started,
+        "attached_processes": processes.attached,
+    }
+    try:
+        update(absolute, versions={**info.versions, **processes.versions}, settings=settings)
+    except WhenceError as err:
+        tell(f"whence: cannot note the end of the command: {err}")
+    return conclude(run_path, absolute, options, ended, processes, open_run, tell)
+
+
+def conclude(
+    shown: str,
+    absolute: str,
+    options: CaptureOptions,
+    ended: Ended,
+    processes: Processes,
+    open_run: Callable[[str], Run],
+    tell: Callable[[str], None],
+) -> int:
+    """Say in one line what was captured, or why nothing was; return the exit code."""
+    try:
+        run: Run | None = open_run(absolute)
+        problem = ""
+    except WhenceError as err:
+        run, problem = None, str(err)
+    if run is not None and len(run.calls):
+        steps = len({(s.root, s.step) for s in run.steps})
+        size = sum(p.stat().st_size for p in Path(absolute).rglob("*") if p.is_file())
+        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {nbytes(size)} in {shown}"
+        tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
+        if processes.errors:
+            tell(f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be captured, see {shown}/{ERRORS}")
+        return ended.exit_code
+    reason = why_nothing(run, options, processes) or problem
+    if ended.exit_code == 0:
+        tell(f"whence: the command ended with 0, but nothing was captured: {reason}")
+        return 3
+    tell(f"whence: the command ended with {ended.exit_code} and nothing was captured: {reason}")
+    return ended.exit_code
+
+
+def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
+    """The most likely reason why a capture holds no call."""
+    if processes.errors:
+        more = f" (and {len(processes.errors) - 1} more in {ERRORS})" if len(processes.errors) > 1 else ""
+        return processes.errors[0] + more
+    if not processes.started:
+        return "no Python that it started saw whence; was the environment cleared (PYTHONPATH), or a Python run with -I, -S or -E?"
+    if not processes.attached:
+        return f"torch was never imported ({counted(processes.started, 'Python process', 'Python processes')})"
+    notes = [n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")]
+    if notes:
+        return "; ".join(dict.fromkeys(notes))
+    chosen = [n for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks") if getattr(options, n) not in ((), None)]
+    if chosen:
+        names = ", ".join("--" + n.replace("_", "-").replace("classes", "class") for n in chosen)
+        return f"no module call matched the selection ({names}), or no module was called"
+    return "torch was imported, but no module was called"
+
+
+def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str]) -> RunInfo:
+    """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known is left empty."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        user = ""
+    return RunInfo(
+        command=secrets.command(command),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        user=user,
+        host=socket.gethostname(),
+        cwd=str(Path.cwd()),
+        versions=dict(versions),
+        git=git_state(Path.cwd()),
+        seed=options.seed,
+        deterministic=options.deterministic,
+        options=options.asdict(),
+        environment=secrets.environment(os.environ),
+    )
+
+
+def git_state(folder: Path) -> str:
+    """Commit of the checkout around `folder`, with " (dirty)" when tracked files differ; "" without git or checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+        return done.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + (" (dirty)" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return ""
+
+
+def child_environment(environment: Mapping[str, str], run_path: str, options: CaptureOptions, attach: str) -> dict[str, str]:
+    """The environment that makes every Python below capture itself; nothing else in it changes, save what seeds need."""
+    child = dict(environment)
+    config = {"run": run_path, "launcher": __name__, "attach": attach, "options": options.asdict()}
+    child[ENVIRONMENT] = json.dumps(config)
+    before = child.get("PYTHONPATH", "")
+    child["PYTHONPATH"] = str(SITE) + (os.pathsep + before if before else "")
+    if options.seed is not None:
+        child["PYTHONHASHSEED"] = str(options.seed)
+    if options.deterministic:
+        child.setdefault("PYTHONHASHSEED", "0")
+        for name, value in _DETERMINISTIC_VARIABLES.items():
+            child.setdefault(name, value)
+    return child
+
+
+# Read by the libraries when they start: cuBLAS, TensorFlow's and Paddle's cuDNN, Ascend's collectives.
+_DETERMINISTIC_VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "TF_DETERMINISTIC_OPS": "1",
+    "FLAGS_cudnn_deterministic": "1",
+    "HCCL_DETERMINISTIC": "true",
+}
+
+
+def execute(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Run a command to its end with our stdin, stdout, stderr, terminal and process group; pass signals on, each once.
+
+    A Ctrl-C at the terminal reaches the child by itself (same process group) and is not sent again; a signal sent to this
+    process alone is. Raises CaptureError when the command cannot be started.
+    """
+    began = time.monotonic()
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def relay(signum: int, _frame: FrameType | None) -> None:
+        if child is None:
+            early.append(signum)
+        elif not sentinel.saw(signum):
+            child.send_signal(signum)
+
+    with _Sentinel() as sentinel, _handlers(relay):
+        try:
+            child = _start(command, environment)
+        except OSError as err:
+            raise CaptureError(f"cannot run {command[0]}: {err.strerror or err}") from err
+        for signum in early:
+            relay(signum, None)
+        status = child.wait()
+    return Ended(status if status >= 0 else 128 - status, time.monotonic() - began)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # close_fds=False: descriptors the user opened for the command (make's job server, 3<file) stay open in it; ours never are.
+    try:
+        return subprocess.Popen(list(command), env=dict(environment), close_fds=False)
+    except OSError as err:
+        if err.errno != errno.ENOEXEC:
+            raise
+        # A script without a first line: every shell runs it with sh.
+        return subprocess.Popen(["/bin/sh", *command], env=dict(environment), close_fds=False)
+
+
+@contextlib.contextmanager
+def _handlers(relay: Callable[[int, FrameType | None], None]) -> Any:
+    """Relay signals while the command runs. One that was ignored before (nohup) stays ignored, in the child too."""
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+        for name in _RELAYED:
+            signum = getattr(signal, name, None)
+            if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
+                before[signum] = signal.signal(signum, relay)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+_SENTINEL = """
+import os, signal
+for name in %r:
+    if hasattr(signal, name):
+        signal.signal(getattr(signal, name), lambda n, frame: os.write(1, bytes([n])))
+while os.read(0, 1):
+    pass
+"""
+
+
+class _Sentinel:
+    """A small process beside the child that tells a signal to the whole process group (Ctrl-C, kill -INT -PGID) from one to us alone.
+
+    Without it a signal sent to the group would reach the child twice, or one sent to us never.
+    """
+
+    WAIT_S = 0.3
+
+    def __enter__(self) -> _Sentinel:
+        self._seen: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _SENTINEL % (_RELAYED,)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process.stdout.close()
+
+    def saw(self, signum: int) -> bool:
+        """Did the sentinel receive this signal too, now or within a moment? Without a sentinel: Ctrl-C at a terminal counts as seen."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return signum == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty()
+        until = time.monotonic() + self.WAIT_S
+        while signum not in self._seen:
+            left = until - time.monotonic()
+            ready = left > 0 and select.select([process.stdout], [], [], left)[0]
+            if not ready:
+                return False
+            data = os.read(process.stdout.fileno(), 64)
+            if not data:
+                # It died: of this very signal when that came before its handlers were set.
+                return process.wait() == -signum
+            self._seen.update(data)
+        self._seen.discard(signum)
+        return True
+
+
+def collect(run_path: str) -> Processes:
+    """What the children wrote down (and the journal they wrote it to, removed: its sum goes into run.json)."""
+    folder = Path(run_path)
+    started = attached = 0
+    versions: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            started += event.get("event") == "python"
+            if event.get("event") == "attached":
+                attached += 1
+                versions = versions or dict(event.get("versions", {}))
+        (folder / LOG).unlink()
+    errors: tuple[str, ...] = ()
+    with contextlib.suppress(OSError):
+        errors = tuple((folder / ERRORS).read_text(encoding="utf-8", errors="replace").splitlines())
+    return Processes(started, attached, versions, errors)
+
+
+def attach_here(config: Mapping[str, Any]) -> dict[str, Any]:
+    """In the child, right after torch was imported: set determinism, then call the attach function named in the configuration.
+
+    Returns what the launcher's journal keeps (versions). Whatever goes wrong is raised: the hook in `_site` tells it.
+    """
+    options = decode(json.dumps(config["options"]))
+    apply_determinism(options, torch_only=True)
+    module, _, name = str(config["attach"]).partition(":")
+    getattr(importlib.import_module(module), name)(options, config["run"])
+    return {"versions": interpreter.versions_here()}
+
+
+def apply_determinism(options: CaptureOptions, *, torch_only: bool = False) -> None:
+    """Set seeds and deterministic kernels in this process as `--seed` and `--deterministic` ask; without them nothing changes.
+
+    torch_only: python's and numpy's generators were seeded when they were imported, and the program may have drawn since.
+    Operators without a deterministic kernel warn (`warn_only=True`) instead of failing.
+    """
+    if options.seed is not None and not torch_only:
+        random.seed(options.seed)
+        if "numpy" in sys.modules:
+            import numpy as np
+
+            np.random.seed(options.seed)
+    if options.seed is None and not options.deterministic:
+        return
+    torch: Any = importlib.import_module("torch")
+    if options.seed is not None:
+        torch.manual_seed(options.seed)
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """ "1 step", "1 204 calls"."""
+    return f"{number:,}".replace(",", " ") + " " + (noun if number == 1 else plural or noun + "s")
+
+
+def nbytes(size: float) -> str:
+    """A size in decimal units with three digits: "412 MB", "1.25 GB", "0 B"."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
