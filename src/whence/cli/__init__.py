@@ -1,1 +1,155 @@
-"""Words -> api -> report -> exit code, one file a command."""
+"""Words -> api -> report -> exit code, one file a command.
+
+A command is a file `cli/NAME.py` with a click command called `command`; the first line of its docstring is its line in
+`whence --help`. Files are read, not imported, for help: that costs a few milliseconds however heavy a command is.
+Other packages add commands through the entry point group `whence.cli` (name = "module:command").
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import whence
+from whence.errors import WhenceError
+
+FOLDER = Path(__file__).parent
+ORDER = ("run", "compare", "show", "report", "demo")
+USAGE = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Commands(click.Group):
+    """A group whose commands are files beside this one; each is imported only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the files, the main road first, then those of other packages."""
+        own = {path.stem for path in FOLDER.glob("[!_]*.py")}
+        first = [name for name in ORDER if name in own]
+        return [*first, *sorted(own.difference(first)), *sorted(set(_added()).difference(own))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported now; None when there is none."""
+        import importlib
+
+        if cmd_name.isidentifier() and (FOLDER / f"{cmd_name}.py").is_file():
+            command: click.Command = importlib.import_module(f"whence.cli.{cmd_name}").command
+            return command
+        added = _added().get(cmd_name)
+        if added is None:
+            return None
+        try:
+            loaded: click.Command = added.load()
+        except Exception as err:  # someone else's package: named, whatever it raises
+            raise WhenceError(f"command {cmd_name} comes from {added.value} and cannot be loaded: {type(err).__name__}: {err}") from err
+        return loaded
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, saying which commands there are when the name is unknown."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as err:
+            known = self.list_commands(ctx)
+            import difflib
+
+            near = difflib.get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(known)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from err
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing one."""
+        rows = [(name, one_line(name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def one_line(name: str) -> str:
+    """What a command does in one line: the first line of its file; for another package's, where it comes from."""
+    path = FOLDER / f"{name}.py"
+    if not path.is_file():
+        return f"(from {_added()[name].value})"
+    with path.open(encoding="utf-8") as file:
+        line = file.readline().strip()
+    quoted = line if line.endswith('"""') and len(line) > 5 else line + '"""'
+    return str(ast.literal_eval(quoted))
+
+
+def _added() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group="whence.cli")}
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(whence.__version__, prog_name="whence")
+@click.option("--debug", is_flag=True, envvar="WHENCE_DEBUG", help="Show where an unexpected error happened (also WHENCE_DEBUG=1).")
+def group(debug: bool) -> None:
+    """From which operator does the error come? Compares two runs of one neural network."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command `whence`: run one command and leave with its exit code (DESIGN section 5a)."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; whatever happens has been told on stderr."""
+    if "_WHENCE_COMPLETE" in os.environ:
+        group.main(arguments, prog_name="whence")
+    debug = os.environ.get("WHENCE_DEBUG", "") not in ("", "0") or "--debug" in arguments[:1]
+    try:
+        code = _invoke(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader had enough (`| head`). What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        _tell("whence: interrupted")
+        return INTERRUPTED
+    except click.ClickException as err:
+        err.show()
+        return USAGE
+    except WhenceError as err:
+        if debug:
+            _trace()
+        _tell(f"whence: {err}")
+        return err.exit_code
+    except Exception as err:  # noqa: BLE001 - the last frame: exit 1 would mean "the runs differ"
+        if debug:
+            _trace()
+        _tell(
+            f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
+            + ("" if debug else "; `whence --debug ...` shows where")
+        )
+        return USAGE
+
+
+def _trace() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _invoke(arguments: list[str]) -> int:
+    try:
+        with group.make_context("whence", arguments) as context:
+            result = group.invoke(context)
+    except click.exceptions.Exit as err:
+        return err.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _tell(text: str) -> None:
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        return

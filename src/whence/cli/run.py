@@ -1,0 +1,58 @@
+"""Capture what a command computes, without editing it.
+
+\b
+    whence run -o runs/ref -- python infer.py
+    whence run -o runs/ref -- bash run.sh
+
+Every Python that CMD starts and that imports torch is captured, children included. CMD keeps its input, output, terminal,
+working directory and signals, and its exit code is returned; when it ends with 0 and nothing was captured, 3 and the reason.
+
+PATTERN is shell style on the dotted module name ('layers.3.*'), or re: and a regular expression. Tree numbers (3, 7_1) are
+those of `whence show RUN --tree`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command("run", help=__doc__, context_settings={"allow_interspersed_args": False})
+@click.option("-o", "--output", "run_path", metavar="RUN", required=True, help="Folder of the run; must not exist.")
+@click.option("--force", is_flag=True, help="Replace RUN when it is a run.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Only modules whose name matches (repeatable).")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Not modules whose name matches (repeatable).")
+@click.option("--class", "classes", multiple=True, metavar="PATTERN", help="Only modules whose class name matches (repeatable).")
+@click.option("--max-depth", type=int, metavar="N", help="Only modules nested up to N deep; the model itself is 0.")
+@click.option("--ids", metavar="3,7_1", help="Only the calls with these tree numbers, and what they call.")
+@click.option("--no-children", is_flag=True, help="With --ids: without what they call.")
+@click.option("--slots", type=click.Choice(["both", "input", "output"]), default="both", show_default=True, help="Which tensors of a call.")
+@click.option("--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:1000, 5:, :3).")
+@click.option("--ranks", metavar="0,3", help="Only these ranks (0,3 or 0-7).")
+@click.option(
+    "--keep",
+    type=click.Choice(["full", "stats", "none"]),
+    default="full",
+    show_default=True,
+    help="Elements and statistics, statistics only, or the calls only.",
+)
+@click.option(
+    "--max-bytes", metavar="SIZE", help="Most bytes of elements (20GB, 512MiB); statistics always. [default: 20GB or 1/4 of free space]"
+)
+@click.option(
+    "--on-record", metavar="MODULE:FUNCTION", default="", help="Called with (op type, name, tensor); numbers it returns are kept."
+)
+@click.option("--print", "print_pattern", is_flag=False, flag_value="*", metavar="[PATTERN]", help="Print a line per tensor while running.")
+@click.option("--seed", type=int, metavar="N", help="Seed every framework before the program's own code runs.")
+@click.option("--deterministic", is_flag=True, help="Switch every framework to deterministic kernels.")
+@click.option("--no-inputs", multiple=True, metavar="NAME", help="Keep statistics only of this input, slot or module (repeatable).")
+@click.option("--programs/--no-programs", default=True, help="Record what leaf modules ran, so that compare can replay it.  [default: on]")
+@click.option("--weights", multiple=True, metavar="FILE", help="Checkpoint that parameters may be referenced from (repeatable).")
+@click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
+def command(run_path: str, cmd: tuple[str, ...], **given: Any) -> int:
+    """Words -> `api.run_command`."""
+    from whence import api
+
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return api.run_command(cmd, run_path, **wanted)
