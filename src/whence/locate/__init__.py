@@ -1,1 +1,6 @@
 """Verdicts + data flow -> findings."""
+
+from whence.locate.findings import GUILTY, Judged, between, findings, order_and_taint
+from whence.locate.status import decide
+
+__all__ = ["GUILTY", "Judged", "between", "decide", "findings", "order_and_taint"]

@@ -1,0 +1,66 @@
+"""First things first: were both runs asked the same, under the same conditions? From metadata alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from whence.records import Run
+
+# Settings that change results beyond rounding or choose other kernels; others are listed but explain nothing.
+_WATCHED = ("training", "parameter_dtypes", "attention", "devices", "threads", "matmul_precision", "default_dtype", "inference_mode", "deterministic")
+
+
+def settings_of(run: Run) -> dict[str, dict[str, Any]]:
+    """What the capture noted of every root: mode, dtypes, attention implementation, threads."""
+    out: dict[str, dict[str, Any]] = {}
+    for note in run.notes:
+        if note.kind != "settings":
+            continue
+        try:
+            value = msgspec.json.decode(note.text)
+        except msgspec.MsgspecError:
+            continue
+        if isinstance(value, dict):
+            out.setdefault(note.scope, value)
+    return out
+
+
+def differences(reference: Run, target: Run) -> list[str]:
+    """Sentences, one per condition in which the two runs differ."""
+    out: list[str] = []
+    left, right = settings_of(reference), settings_of(target)
+    pairs = [(name, left[name], right[name]) for name in left if name in right]
+    if not pairs and len(left) == 1 and len(right) == 1:
+        pairs = [(next(iter(left)), next(iter(left.values())), next(iter(right.values())))]
+    for name, a, b in pairs:
+        for key in _WATCHED:
+            if a.get(key) != b.get(key):
+                out.append(f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}")
+    if reference.info.seed != target.info.seed:
+        out.append(f"seed {reference.info.seed} against {target.info.seed}")
+    for package in sorted(set(reference.info.versions) | set(target.info.versions)):
+        a, b = reference.info.versions.get(package), target.info.versions.get(package)
+        if a != b:
+            out.append(f"{package} {a or 'absent'} against {b or 'absent'}")
+    return out
+
+
+def dtype_sentence(reference: Run, target: Run) -> str:
+    """ "float32 against bfloat16" when the parameters of the runs differ in dtype, else ""."""
+    def main(run: Run) -> str:
+        counts: dict[str, int] = {}
+        for setting in settings_of(run).values():
+            for name, n in (setting.get("parameter_dtypes") or {}).items():
+                counts[name] = counts.get(name, 0) + int(n)
+        return max(counts, key=lambda k: counts[k]) if counts else ""
+
+    a, b = main(reference), main(target)
+    return f"{a} against {b}" if a and b and a != b else ""
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "+".join(str(k) for k in value) or "none"
+    return str(value)

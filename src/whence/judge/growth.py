@@ -1,0 +1,102 @@
+"""Level 1: what two dumps alone say about a region, from how much the error grows across it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whence.judge.limits import LIMITS, Limits
+from whence.records import Record
+from whence.results import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Relative error of one pair of tensors, as far as it is known.
+
+    value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured. evidence: "two dumps" or "statistics".
+    """
+
+    value: float | None
+    evidence: str = "two dumps"
+    exact: bool = False
+    u: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / (e_in + 2u)."""
+
+    verdict: str
+    growth: float
+    e_in: float
+    e_out: float
+    evidence: str
+
+
+def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
+    """The error of a pair from its elements, else from both sides' statistics. u: the coarser side's unit roundoff (0: exact kind)."""
+    if measured.identical:
+        return Error(0.0, exact=True, u=u)
+    if measured.tier != "none":
+        mismatched = (measured.values.get("nan_mismatch") or 0) + (measured.values.get("inf_mismatch") or 0)
+        if mismatched:
+            return Error(math.inf, u=u)
+        if u == 0.0:
+            return Error(1.0 if (measured.values.get("equal_count") or 0) < reference.count else 0.0, u=u)
+        value = measured.values.get("rel_l2")
+        if value is None and measured.values.get("equal_count") == reference.count:
+            value = 0.0
+        return Error(value, u=u, why=measured.whys.get("rel_l2", ""))
+    a, b = reference.statistics, target.statistics
+    if reference.hash and reference.hash == target.hash and reference.dtype == target.dtype and reference.shape == target.shape:
+        return Error(0.0, exact=True, u=u)
+    if a is None or b is None or reference.shape != target.shape:
+        return Error(None, why=measured.why)
+    if a.nan != b.nan or a.inf != b.inf:
+        return Error(math.inf, "statistics", u=u)
+    if u == 0.0:
+        return Error(1.0, "statistics", u=u)
+    if a.norm is None or b.norm is None or a.min is None or b.min is None or a.max is None or b.max is None:
+        return Error(None, why="no finite element to take statistics of")
+    big = max(abs(a.min), abs(a.max)) or 1e-300
+    rms = (a.norm / math.sqrt(max(a.count, 1))) or 1e-300
+    parts = (
+        abs(a.max - b.max) / big,
+        abs(a.min - b.min) / big,
+        abs((a.mean or 0.0) - (b.mean or 0.0)) / rms,
+        abs(a.norm - b.norm) / (a.norm or 1e-300),
+    )
+    return Error(max(parts), "statistics", u=u)
+
+
+def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS) -> Growth:
+    """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs.
+
+    Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
+    """
+    known_in = [e.value for e in inputs if e.value is not None]
+    known_out = [e.value for e in outputs if e.value is not None]
+    if not known_out:
+        return Growth("undetermined", 0.0, 0.0, 0.0, "")
+    e_in, e_out = max(known_in, default=0.0), max(known_out)
+    evidence = "statistics" if any(e.evidence == "statistics" for e in (*inputs, *outputs)) else "two dumps"
+    if all(e.exact for e in outputs):
+        return Growth("identical", 0.0, e_in, 0.0, evidence)
+    if e_out == 0.0:
+        return Growth("noise", 0.0, e_in, 0.0, evidence)
+    if math.isinf(e_in):
+        return Growth("inherited", 0.0, e_in, e_out, evidence)
+    statistic = evidence == "statistics"
+    # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs silent.
+    band = e_in + (4 if statistic else 2) * u
+    growth = e_out / band if band > 0 else math.inf
+    if len(known_in) < len(inputs) and growth > limits.amplified:
+        return Growth("undetermined", growth, e_in, e_out, evidence)
+    if growth > limits.growth:
+        return Growth("introduced", growth, e_in, e_out, evidence)
+    if growth > limits.amplified:
+        return Growth("amplified", growth, e_in, e_out, evidence)
+    return Growth("noise" if e_out <= 2 * u else "inherited", growth, e_in, e_out, evidence)

@@ -1,0 +1,46 @@
+"""The limits verdicts rest on, and where they were measured (docs/verdicts.md). Everything else in `judge` is free of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whence import dtypes
+
+U32 = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a difference may be before it is flagged; scores are statistics divided by these.
+
+    rho, z: error of the target against a wide replay on its own inputs, in units of the replay's own rounding: whole tensor
+    (2-norm) and worst element. fp32 and wider, and 16 bits and narrower, have limits of their own.
+    growth: error growth across a region from two dumps; amplified: growth that is worth a remark.
+    slope: z of a coherent scale error; effect: relative size below which coherence is bias of transcendental kernels.
+    precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
+    """
+
+    rho: float = 5.0
+    z: float = 14.0
+    rho_16: float = 2.0
+    z_16: float = 8.0
+    growth: float = 5.0
+    amplified: float = 2.0
+    slope: float = 4.5
+    effect: float = 3e-6
+    precision_rho: float = 8.0
+    certain: float = 4.0
+    suspect: float = 0.7
+
+    def for_dtype(self, unit_roundoff: float) -> tuple[float, float]:
+        """(rho limit, z limit) for a target of this unit roundoff."""
+        return (self.rho_16, self.z_16) if unit_roundoff > 1e-5 else (self.rho, self.z)
+
+
+LIMITS = Limits()
+
+
+def unit_roundoff(dtype: str) -> float:
+    """Unit roundoff of a dtype by name; 0 for exact kinds and unknown names."""
+    known = dtypes.DTYPES.get(dtype)
+    return (known.unit_roundoff or 0.0) if known is not None else 0.0

@@ -1,0 +1,178 @@
+"""How far a target's output is from a wide replay on its own inputs, in units of that operator's own rounding noise.
+
+Source of the figures: VERDICT.md level 2. All arrays are widened to float64; rows are vectors along the last axis.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
+
+F64 = npt.NDArray[np.float64]
+_SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Figures of one output. score > 1 is beyond this operator's own rounding.
+
+    rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
+    z_index: where. slope: coherent relative scale error of y against the working-dtype replay, slope_z its significance.
+    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. mismatch: elements that are non-finite on one side only.
+    integer_mismatch: for exact dtypes, elements that agree with neither replay.
+    """
+
+    score: float
+    rho: float
+    z: float
+    z_index: tuple[int, ...] | None
+    slope: float
+    slope_z: float
+    error_rel: float
+    floor_rel: float
+    inherited_rel: float | None = None
+    mismatch: int = 0
+    integer_mismatch: int = 0
+    u: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def structured(self) -> bool:
+        """Is there more to the error than size: one element far out, or one scale on everything?"""
+        return self.z > LIMITS.for_dtype(self.u)[1] or self.slope_z > LIMITS.slope
+
+
+def measure(
+    output: Array,
+    wide: Array,
+    working: Array,
+    *,
+    reduction_length: int = 1,
+    reference: Array | None = None,
+    limits: Limits = LIMITS,
+) -> Local:
+    """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
+
+    output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
+    working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
+    reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
+    reference: the reference's output, for the share of error that was inherited. All of one shape.
+    """
+    kind = dtypes.of(output)
+    if not kind.is_floating:
+        exact = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
+        wrong = int(np.count_nonzero(exact))
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
+        return Local(math.inf if wrong else 0.0, 0.0, 0.0, index, 0.0, 0.0, 0.0, 0.0, integer_mismatch=wrong)
+    u = unit_roundoff(kind.name)
+    y, r = _flat(output), _flat(wide)
+    w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
+    keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
+    g = _flat(reference) if reference is not None and reference.size == output.size else None
+    if not keep.all():
+        y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
+        if g is not None:
+            g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
+    if y.size == 0:
+        return Local(0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, u=u)
+    last = output.shape[-1] if output.ndim > 1 else y.size
+    e, f, size = y - r, w - r, float(np.linalg.norm(r))
+    error, own = float(np.linalg.norm(e)), float(np.linalg.norm(f))
+    accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
+    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
+    rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
+    z, at = _worst(e, f, r, u, size, last)
+    slope, slope_z = _slope(y - w, w, last, limits)
+    limit_rho, limit_z = limits.for_dtype(u)
+    score = max(rho / limit_rho, z / limit_z)
+    inherited = None
+    if g is not None:
+        base = float(np.linalg.norm(g))
+        inherited = float(np.linalg.norm(r - g)) / base if base > 0 else (0.0 if size == 0 else math.inf)
+    if mismatch:
+        score = math.inf
+        bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
+        at = int(np.argmax(bad))
+    index = tuple(int(i) for i in np.unravel_index(at, output.shape)) if output.ndim else ()
+    return Local(
+        score, rho, z, index, slope, slope_z, error / size if size else (0.0 if error == 0 else math.inf),
+        floor / size if size else 0.0, inherited, mismatch, u=u,
+    )  # fmt: skip
+
+
+def _flat(array: Array) -> F64:
+    if np.iscomplexobj(array):
+        return np.ascontiguousarray(array.astype(np.complex128)).reshape(-1).view(np.float64)
+    return array.astype(np.float64).reshape(-1)
+
+
+def _rounded(array: Array, kind: dtypes.DType) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(kind.numpy)
+
+
+def _same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
+    limit = _SENTINEL * big
+    with np.errstate(invalid="ignore"):
+        both = (np.abs(a) >= limit) & (np.abs(b) >= limit) & (np.signbit(a) == np.signbit(b))
+    out: npt.NDArray[np.bool_] = both | (np.isnan(a) & np.isnan(b))
+    return out
+
+
+def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
+    """(elements that are ordinary numbers on all sides, how many are not although the replay says they should be).
+
+    A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may overflow where the wide one does not.
+    """
+    limit = _SENTINEL * big
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(y) < limit) & (np.abs(r) < limit) & (np.abs(w) < limit)
+    if fine.all():
+        return fine, 0
+    wrong = ~fine & ~_same_sentinel(y, r, big) & ~_same_sentinel(y, w, big)
+    # The wide and the working replay disagree, the target agrees with neither: finite target next to an overflowing replay is fine.
+    with np.errstate(invalid="ignore"):
+        wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
+    return fine, int(np.count_nonzero(wrong))
+
+
+def _worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[float, int]:
+    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index."""
+    rows, square = f.reshape(-1, last), None
+    square = rows * rows
+    scale = np.maximum(np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True)))
+    scale = scale.reshape(-1) if scale.shape == rows.shape else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
+    scale += u * np.abs(r)
+    scale += 1e-3 * u * size / math.sqrt(r.size)
+    np.maximum(scale, _TINY, out=scale)
+    ratio = np.abs(e) / scale
+    at = int(ratio.argmax())
+    return float(ratio[at]), at
+
+
+def _slope(d: F64, w: F64, last: int, limits: Limits) -> tuple[float, float]:
+    """Coherent scale of the difference to the working replay: (relative slope, its z clustered by row and by column, the lower)."""
+    size = float(w @ w)
+    if d.size < 256 or size == 0.0 or np.count_nonzero(d) <= 30 or last < 2:
+        return 0.0, 0.0
+    product = (d * w).reshape(-1, last)
+    total = float(product.sum())
+    slope = total / size
+    zs = []
+    for axis in (0, 1):
+        sums = product.sum(axis)
+        if sums.size < 2:
+            continue
+        spread = float(np.sqrt(sums @ sums))
+        zs.append(abs(total) / spread if spread > 0 else 0.0)
+    if not zs or abs(slope) < limits.effect:
+        return slope, 0.0
+    return slope, min(zs)

@@ -1,0 +1,103 @@
+"""One verdict per region, from whatever evidence there is: exact level, then replay, then two dumps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from whence.judge import words
+from whence.judge.growth import Error, Growth, grow
+from whence.judge.limits import LIMITS, Limits
+from whence.judge.local import Local
+from whence.judge.parameters import ParameterDifference
+from whence.results import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LeafEvidence:
+    """All that is known of one leaf call.
+
+    inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local: per output, figures of
+    the replay on the target's inputs, or None with `no_replay` saying why. structural: a sentence when outputs cannot face
+    each other although the inputs do. u: unit roundoff of the coarser side. cause: what a flagged replay is due to, once known.
+    """
+
+    pair: int
+    inputs: Sequence[Error]
+    outputs: Sequence[Error]
+    u: float
+    parameters: Sequence[tuple[str, ParameterDifference]] = ()
+    local: Sequence[tuple[str, Local]] | None = None
+    no_replay: str = ""
+    structural: str = ""
+    cause: str = ""
+    cause_words: str = ""
+    slots: Sequence[str] = field(default_factory=tuple)
+
+
+def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
+    """The verdict of a leaf call."""
+    growth = grow(evidence.inputs, evidence.outputs, evidence.u, limits)
+    numbers: dict[str, float | None] = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    if evidence.structural:
+        return Verdict(evidence.pair, "structural", evidence="two dumps", confidence="likely", cause="structural", numbers=numbers,
+                       sentence=evidence.structural)  # fmt: skip
+    wrong = [(slot, p) for slot, p in evidence.parameters if p.comparable and not p.equal]
+    if wrong:
+        slot, difference = wrong[0]
+        numbers |= difference.numbers or {}
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return Verdict(evidence.pair, "param-diff", evidence="two dumps", confidence="certain", cause="parameter", numbers=numbers,
+                       sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}", slot=slot)  # fmt: skip
+    if evidence.outputs and all(e.exact for e in evidence.outputs):
+        return Verdict(evidence.pair, "identical", evidence="two dumps", numbers=numbers, sentence="bitwise equal")
+    if evidence.local:
+        return _from_replay(evidence, growth, numbers, limits)
+    return judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
+
+
+def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, float | None], limits: Limits) -> Verdict:
+    assert evidence.local
+    slot, worst = max(evidence.local, key=lambda item: item[1].score)
+    numbers |= {
+        "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.slope, "slope_z": _finite(worst.slope_z),
+        "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
+    }  # fmt: skip
+    sentence = words.of_local(worst)
+    score = worst.score
+    base = {"pair": evidence.pair, "evidence": "replay", "score": _finite(score), "numbers": numbers, "slot": slot}
+    if score > 1:
+        low_precision = worst.u > 1e-5 and worst.rho <= limits.precision_rho and not worst.structured and math.isfinite(score)
+        if low_precision:
+            return Verdict(**base, verdict="precision", sentence=f"{sentence}; unstructured, as from a low-precision intermediate")
+        confidence = "certain" if score >= limits.certain else "likely"
+        because = f"; {evidence.cause_words}" if evidence.cause_words else ""
+        return Verdict(**base, verdict="introduced", confidence=confidence, cause=evidence.cause, sentence=f"introduced here: {sentence}{because}")
+    confidence = "suspect" if score > limits.suspect else ""
+    inherited = worst.inherited_rel or 0.0
+    if inherited <= max(worst.error_rel, worst.floor_rel):
+        return Verdict(**base, verdict="noise", confidence=confidence, sentence=f"rounding: {sentence}")
+    if inherited > 5 * growth.e_in and inherited > 0 and growth.e_in > 0:
+        return Verdict(**base, verdict="amplified", confidence=confidence, sentence=f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {sentence}")
+    return Verdict(**base, verdict="inherited", confidence=confidence, sentence=f"inherited: {sentence}")
+
+
+def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, float | None] | None = None, *, note: str = "") -> Verdict:
+    """The verdict of a region that could not be replayed: growth between two dumps, at most `likely`."""
+    numbers = numbers if numbers is not None else {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    why = f"; no replay: {note}" if note else ""
+    sentence = words.of_growth(growth) + why
+    if growth.verdict == "identical":
+        return Verdict(pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal")
+    if growth.verdict == "introduced":
+        score = growth.growth / LIMITS.growth
+        # Statistics hide most of a tensor: what they show is a hint, unless it is blatant.
+        confidence = "likely" if growth.evidence == "two dumps" or score > 4 else "suspect"
+        return Verdict(pair, "introduced", stretch, growth.evidence, confidence, _finite(score), "", numbers, sentence)
+    return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: None, and the sentence says it."""
+    return value if math.isfinite(value) else None

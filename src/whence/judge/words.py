@@ -1,0 +1,32 @@
+"""Verdicts in words: one sentence with the numbers it rests on."""
+
+from __future__ import annotations
+
+import math
+
+from whence.judge.growth import Growth
+from whence.judge.limits import LIMITS
+from whence.judge.local import Local
+
+
+def of_local(local: Local) -> str:
+    """What the replay says about one output."""
+    if local.integer_mismatch:
+        return f"{local.integer_mismatch} elements differ from what the reference's operators give on the same inputs"
+    if local.mismatch:
+        return f"{local.mismatch} elements are NaN, Inf or finite where the reference's operators on the same inputs say otherwise"
+    parts = [f"{local.rho:.3g} times this operator's own rounding"]
+    limit_z = LIMITS.for_dtype(local.u)[1]
+    if local.z > limit_z and local.z_index is not None:
+        parts.append(f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding")
+    if local.slope_z > LIMITS.slope:
+        parts.append(f"coherent {100 * local.slope:+.2g} % scale")
+    return "; ".join(parts)
+
+
+def of_growth(growth: Growth) -> str:
+    """What two dumps say about one region."""
+    if growth.verdict == "undetermined":
+        return "nothing at its outputs could be measured"
+    size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
+    return f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs ({growth.evidence})"

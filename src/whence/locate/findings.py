@@ -1,0 +1,114 @@
+"""From verdicts to findings: an operator is at fault when it introduces an error and nothing it depends on did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from whence.records import Call, Region
+from whence.results import Finding, Plan, Verdict
+
+GUILTY = ("introduced", "param-diff", "structural")
+
+
+class Judged(NamedTuple):
+    """A region of the reference with its verdict, and whether anything it depends on was guilty."""
+
+    region: Region
+    verdict: Verdict
+    downstream: bool
+
+
+def order_and_taint(calls: Sequence[Call], regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict]) -> list[Judged]:
+    """Walk the data flow in execution order and carry guilt along it.
+
+    verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a record, is tainted; the
+    inputs of the next step of a root are tainted when an output of the step before was (a generated token is chosen from it).
+    """
+    tainted: set[int] = set()
+    step_tainted: dict[str, int] = {}
+    out: list[Judged] = []
+    for region in regions:
+        call = calls[region.call]
+        verdict = verdicts.get((region.call, region.stretch))
+        downstream = any(record in tainted for record in region.inputs)
+        since = step_tainted.get(call.root)
+        if since is not None and call.step > since:
+            downstream = True
+        if verdict is not None:
+            out.append(Judged(region, verdict, downstream))
+        if downstream or (verdict is not None and verdict.verdict in GUILTY and verdict.confidence in ("certain", "likely")):
+            # Parameters are shared by every step: reading a wrong one taints what is written, not the parameter.
+            tainted.update(region.outputs)
+            step_tainted.setdefault(call.root, call.step)
+    return out
+
+
+def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starred: Callable[[str], str]) -> list[Finding]:
+    """The operators at fault, most upstream first.
+
+    A region is at fault when its verdict is guilty and it is not downstream of another, or when a replay on the target's own
+    inputs shows with certainty that it adds an error of its own. What is left over from two dumps alone is a consequence.
+    Calls of one module (other steps), and siblings with one signature (numbers in the name starred), are one finding.
+    """
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for item in judged:
+        verdict = item.verdict
+        if verdict.verdict not in GUILTY or not verdict.confidence:
+            continue
+        own = verdict.evidence == "replay" or verdict.verdict == "param-diff"
+        if item.downstream and not own:
+            continue
+        call = calls[item.region.call]
+        key = (starred(call.scope), call.op_type, verdict.cause, verdict.verdict, str(item.region.stretch))
+        groups.setdefault(key, []).append(item)
+    ranked = []
+    for members in groups.values():
+        upstream = [m for m in members if not m.downstream]
+        chosen = max(upstream or members, key=_weight) if _from_dumps(members) else (upstream or members)[0]
+        ranked.append((not upstream, _order(chosen, calls), members, chosen))
+    dumps_only = all(_from_dumps(members) for _, _, members, _ in ranked)
+    # With replay the first in execution order is the answer; from two dumps alone the largest growth is (judge.growth).
+    ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
+    return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
+
+
+def _from_dumps(members: Sequence[Judged]) -> bool:
+    return all(m.verdict.evidence != "replay" and m.verdict.verdict == "introduced" for m in members)
+
+
+def _weight(item: Judged) -> float:
+    score = item.verdict.score
+    return score if score is not None else math.inf
+
+
+def _order(item: Judged, calls: Sequence[Call]) -> tuple[int, int, int]:
+    call = calls[item.region.call]
+    return (call.step, call.order, item.region.stretch)
+
+
+def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], plan: Plan) -> Finding:
+    call, verdict = calls[chosen.region.call], chosen.verdict
+    name = call.scope or call.root
+    names = dict.fromkeys(calls[m.region.call].scope or calls[m.region.call].root for m in members)
+    sentence = verdict.sentence
+    if chosen.region.stretch >= 0:
+        sentence = f"{between(chosen.region, calls)}: {sentence}"
+    return Finding(
+        name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
+        rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
+        occurrence=call.occurrence, slot=verdict.slot, source=call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
+    )  # fmt: skip
+
+
+def between(region: Region, calls: Sequence[Call]) -> str:
+    """Where a stretch lies: "between self_attn and post_attention_layernorm", in the container's own words."""
+    kids = [c for c in calls if c.parent == region.call]
+    kids.sort(key=lambda c: c.order)
+    short = [c.scope.rpartition(".")[2] or c.op_type for c in kids]
+    if region.stretch == 0:
+        return f"before {short[0]}" if short else "in its own code"
+    if region.stretch >= len(short):
+        return f"after {short[-1]}"
+    return f"between {short[region.stretch - 1]} and {short[region.stretch]}"

@@ -1,0 +1,36 @@
+"""The status of a comparison: same, different or undecided (DESIGN section 5a)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whence.results import Coverage, Finding, Verdict
+
+
+def decide(
+    findings: Sequence[Finding], verdicts: Sequence[Verdict], coverage: Coverage, *,
+    inputs_differ: bool, strict: bool = False, min_coverage: float = 0.9,
+) -> tuple[str, str]:  # fmt: skip
+    """(status, why) of a comparison.
+
+    different: a finding that is likely or certain (with `strict`, also precision and suspects). undecided: no pairs, root
+    outputs unmeasured, coverage below `min_coverage`, differing root inputs, or nothing better than suspects. Else same.
+    """
+    if any(f.confidence in ("certain", "likely") for f in findings):
+        return "different", ""
+    if strict and (findings or any(v.verdict == "precision" or v.confidence == "suspect" for v in verdicts)):
+        return "different", "strict: precision losses and suspects count"
+    if coverage.paired == 0:
+        return "undecided", "no call of one run faces a call of the other"
+    if inputs_differ:
+        return "undecided", "the root inputs differ, so differing outputs prove nothing"
+    if not coverage.root_outputs_measured:
+        return "undecided", "not every output of the root could be measured"
+    if coverage.share < min_coverage:
+        return "undecided", f"only {coverage.measured} of {coverage.calls} calls could be measured ({coverage.share:.0%}, --min-coverage {min_coverage:.0%})"
+    if findings:
+        return "undecided", "only suspects: beyond noise, but the evidence is weak"
+    beyond = [v for v in verdicts if v.verdict == "undetermined" and (v.numbers.get("e_out") or 0) > 0]
+    if beyond:
+        return "undecided", f"{len(beyond)} regions differ and could not be judged"
+    return "same", ""
