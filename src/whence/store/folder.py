@@ -1,0 +1,282 @@
+"""The folder of a run: run.json, one sub-folder per process, who wrote what and whether that process still lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
+from whence.records import RunInfo
+
+FORMAT = 1
+"""The version of the run format this code reads and writes (docs/format.md)."""
+
+RUN = "run.json"
+PROCESS = "process.json"
+JOURNAL = "journal.jsonl"
+INDEX = "index.safetensors"
+STATUS = "status.json"
+
+_PROCESS_FOLDER = re.compile(r"rank\d{5,}-.+")
+_MAX_JSON_BYTES = 64 << 20
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
+    """Who wrote a process folder.
+
+    boot, pid_started: tell a process from a later one with the same pid ("" and 0 where the system does not say).
+    header_bytes: reserved at the front of every shard, the 8 bytes of its length included.
+    """
+
+    format: int
+    rank: int
+    host: str
+    pid: int
+    started: str = ""
+    boot: str = ""
+    pid_started: int = 0
+    header_bytes: int = 0
+    align: int = 64
+    hash: str = "xxh3_128"
+    byteorder: str = "little"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `path` so that a crash leaves either the old or the new content. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with fresh.open("wb") as file:
+            file.write(data)
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def shard_name(shard: int) -> str:
+    """File name of a shard."""
+    return f"shard-{shard:05d}.safetensors"
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether `path` is a folder whose run.json says it is a whence run. Cheap, silent, reads one small file."""
+    try:
+        return _load_json(Path(path) / RUN).get("kind") == "whence"
+    except (OSError, ValueError):
+        return False
+
+
+def create(path: str | Path, info: RunInfo, *, force: bool = False) -> Path:
+    """Make the folder of a run, mode 0700, with its run.json, and return its path.
+
+    An empty folder that exists is used. A non-empty one raises OutputExists, unless it is a whence run and `force`: then
+    run.json and the process folders in it are deleted, and nothing else that lies there. Raises StoreFailed when the medium refuses.
+    """
+    run = Path(path)
+    try:
+        if run.is_symlink() or (run.exists() and not run.is_dir()):
+            raise OutputExists(f"cannot put a run at {run}: it is a {_kind_of(run)}, not a folder; choose another output path")
+        if run.is_dir() and any(run.iterdir()):
+            if not is_run(run):
+                raise OutputExists(
+                    f"{run} exists, is not empty and is not a whence run (no {RUN} of ours in it); nothing was deleted; "
+                    "choose another output path (--force only ever replaces a run)"
+                )
+            if not force:
+                raise OutputExists(f"{run} already holds a run; choose another output path or pass --force to replace it")
+            _delete_run(run)
+        run.parent.mkdir(parents=True, exist_ok=True)
+        run.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # somebody else's empty folder: usable, but not ours to close
+            run.chmod(0o700)
+        replace_file(run / RUN, _encode_info({}, info))
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot create the run {run}: {_reason(error)}; choose an output path in a writable folder with free space"
+        ) from error
+    return run
+
+
+def update_info(path: str | Path, **fields: Any) -> None:
+    """Set fields of run.json, replacing the file atomically; fields this version does not know are kept and may be set too.
+
+    Raises UnreadableRun when there is no run, StoreFailed when it cannot be written.
+    """
+    file = Path(path) / RUN
+    try:
+        old = _load_json(file)
+    except (OSError, ValueError) as error:
+        raise UnreadableRun(f"cannot update {file}: {_reason(error)}") from error
+    try:
+        replace_file(file, _indented({**old, **fields}))
+    except OSError as error:
+        raise StoreFailed(f"cannot update {file}: {_reason(error)}") from error
+
+
+def load_info(path: Path) -> RunInfo:
+    """run.json of the run at `path`. Raises UnreadableRun with what was found instead, UnknownVersion for a later format."""
+    if not path.exists():
+        where = path.parent
+        while not where.exists() and where != where.parent:
+            where = where.parent
+        raise UnreadableRun(f"no run at {path}: the path does not exist ({where} is the part of it that does); check the spelling")
+    if not path.is_dir():
+        raise UnreadableRun(f"no run at {path}: it is a {_kind_of(path)}; a whence run is a folder with {RUN} in it")
+    file = path / RUN
+    if not file.exists():
+        held = sorted(p.name for p in path.iterdir())
+        shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "") if held else "nothing"
+        raise UnreadableRun(f"{path} is not a whence run: it has no {RUN} (found: {shown}); make one with `whence run -o {path} -- ...`")
+    try:
+        fields = _load_json(file)
+    except (OSError, ValueError) as error:
+        raise UnreadableRun(f"cannot read {file}: {_reason(error)}; the run was not written by whence or is damaged") from error
+    check_format(fields.get("format"), file)
+    if fields.get("kind") != "whence":
+        raise UnreadableRun(f"{file} is not of a whence run: its kind is {fields.get('kind')!r}, expected 'whence'")
+    try:
+        return msgspec.convert(fields, RunInfo)
+    except msgspec.ValidationError as error:
+        raise UnreadableRun(f"cannot understand {file}: {error}") from error
+
+
+def check_format(found: object, file: Path) -> None:
+    """Raise UnknownVersion when `found`, the format number in `file`, is not one this whence reads."""
+    if not isinstance(found, int):
+        raise UnreadableRun(f"{file} states no format number (found {found!r}); the run was not written by whence or is damaged")
+    if found != FORMAT:
+        raise UnknownVersion(
+            f"{file} has run format {found}, this whence reads format {FORMAT}; "
+            + ("upgrade whence: pip install -U whence" if found > FORMAT else "open it with the whence that wrote it")
+        )
+
+
+def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
+    """A fresh folder for this process in `run`, with process.json. Never one that exists. Raises OSError."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", info.host)[:64] or "host"
+    name = f"rank{rank:05d}-{host}-{info.pid}"
+    for attempt in range(10_000):
+        folder = run / (name if attempt == 0 else f"{name}.{attempt}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        replace_file(folder / PROCESS, _indented(msgspec.to_builtins(info)))
+        return folder
+    raise FileExistsError(f"{run / name} and 9999 folders after it exist")
+
+
+def process_folders(run: Path) -> list[Path]:
+    """The folders of the processes of a run, unsorted."""
+    return [p for p in run.iterdir() if _PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def load_process(folder: Path) -> ProcessInfo:
+    """process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
+    file = folder / PROCESS
+    try:
+        fields = _load_json(file)
+    except (OSError, ValueError) as error:
+        raise UnreadableRun(f"cannot read {file}: {_reason(error)}") from error
+    check_format(fields.get("format"), file)
+    try:
+        return msgspec.convert(fields, ProcessInfo)
+    except msgspec.ValidationError as error:
+        raise UnreadableRun(f"cannot understand {file}: {error}") from error
+
+
+def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
+    """ProcessInfo of the running process."""
+    pid = os.getpid()
+    return ProcessInfo(FORMAT, rank, socket.gethostname(), pid, started, _boot(), _pid_started(pid) or 0, header_bytes)
+
+
+def is_alive(info: ProcessInfo) -> bool:
+    """Whether the process that wrote a folder still runs on this host. A process of another host or boot counts as gone."""
+    if info.host != socket.gethostname() or (info.boot and info.boot != _boot()) or info.pid <= 0:
+        return False
+    started = _pid_started(info.pid)
+    if started is not None and info.pid_started:
+        return started == info.pid_started
+    try:
+        os.kill(info.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _delete_run(run: Path) -> None:
+    for folder in process_folders(run):
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    for leftover in run.glob(f"{RUN}.*.tmp"):
+        leftover.unlink()
+    (run / RUN).unlink()  # last: an interrupted deletion is still recognised as a run and can be forced again
+
+
+def _load_json(file: Path) -> dict[str, Any]:
+    size = file.stat()
+    if not stat.S_ISREG(size.st_mode):
+        raise ValueError("not a regular file")
+    if size.st_size > _MAX_JSON_BYTES:
+        raise ValueError(f"{size.st_size} bytes, more than the {_MAX_JSON_BYTES} allowed")
+    fields = orjson.loads(file.read_bytes())
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, found {type(fields).__name__}")
+    return fields
+
+
+def _encode_info(old: dict[str, Any], info: RunInfo) -> bytes:
+    # kind and format are what a reader looks for, so they are written although they equal their defaults
+    return _indented({**old, "kind": info.kind, "format": info.format, **msgspec.to_builtins(info)})
+
+
+def _indented(fields: Any) -> bytes:
+    return orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error)
+
+
+def _kind_of(path: Path) -> str:
+    if path.is_symlink():
+        return "symbolic link"
+    return "file" if path.is_file() else "special file"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_started(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; 0 when it is gone (or a zombie); None where the system does not say."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return 0 if Path("/proc/self/stat").exists() else None
+    except (OSError, UnicodeDecodeError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        return 0
+    return int(fields[19])

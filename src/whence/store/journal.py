@@ -1,0 +1,91 @@
+"""The journal: one JSON line per record, call, program, note and step, written after the bytes it speaks of.
+
+The journal is the run: everything else (headers, index) can be made again from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from whence.records import Call, Note, Program, Record, Step
+from whence.store.shards import Bytes
+
+Line = Record | Call | Program | Note | Step
+
+OTHER, RECORD, CALL, PROGRAM, NOTE, STEP = range(6)
+KINDS: dict[type, int] = {Record: RECORD, Call: CALL, Program: PROGRAM, Note: NOTE, Step: STEP}
+
+decode_record = msgspec.json.Decoder(Record).decode
+decode_call = msgspec.json.Decoder(Call).decode
+decode_program = msgspec.json.Decoder(Program).decode
+decode_note = msgspec.json.Decoder(Note).decode
+decode_step = msgspec.json.Decoder(Step).decode
+_decode = msgspec.json.Decoder(Line).decode
+_TAGS = {"record", "call", "program", "note", "step"}
+_CHUNK = 8 << 20
+MAX_LINE_BYTES = 256 << 20
+
+encoder = msgspec.json.Encoder(enc_hook=repr)  # an argument that is not JSON is told in words: the writer never fails on one
+
+
+class Entry(NamedTuple):
+    """A line of the journal: its value (None for a kind of line this version does not know) and where it starts and ends."""
+
+    line: Line | None
+    start: int
+    end: int
+
+
+class Damage(Exception):
+    """The journal cannot be understood from `at` on. `torn`: only the last line was cut off, as a kill does."""
+
+    def __init__(self, at: int, line: int, reason: str, *, torn: bool) -> None:
+        super().__init__(reason)
+        self.at, self.line, self.reason, self.torn = at, line, reason, torn
+
+
+def read(journal: Bytes) -> Iterator[Entry]:
+    """The lines in order. Raises Damage at the first one that is not whole, after yielding all before it."""
+    for number, (raw, start, end, whole) in enumerate(_lines(journal), start=1):
+        if not whole:
+            raise Damage(start, number, "the last line was cut off", torn=True)
+        try:
+            line = _decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not isinstance(error, msgspec.ValidationError) or not _is_of_the_future(raw):
+                raise Damage(start, number, str(error), torn=False) from None
+            line = None
+        yield Entry(line, start, end)
+
+
+def _is_of_the_future(raw: bytes) -> bool:
+    try:
+        fields: Any = orjson.loads(raw)
+    except ValueError:
+        return False
+    tag = fields.get("t") if isinstance(fields, dict) else None
+    return isinstance(tag, str) and re.fullmatch(r"[a-z_-]{1,32}", tag) is not None and tag not in _TAGS
+
+
+def _lines(journal: Bytes) -> Iterator[tuple[bytes, int, int, bool]]:
+    """(text without its newline, start, start of the next line, whether there was a newline)."""
+    at = 0
+    while at < journal.size:
+        size = _CHUNK
+        block = journal[at : at + size].tobytes()
+        while b"\n" not in block and at + size < journal.size and size < MAX_LINE_BYTES:
+            size *= 2
+            block = journal[at : at + size].tobytes()
+        cut = block.rfind(b"\n")
+        if cut < 0:
+            yield block, at, at + len(block), False
+            return
+        for raw in block[:cut].split(b"\n"):
+            end = at + len(raw) + 1
+            yield raw, at, end, True
+            at = end

@@ -1,0 +1,292 @@
+"""Streamed safetensors: a shard whose header area is reserved first and filled in last, and the mapping it is read through.
+
+A shard is `8 bytes: header length N | N bytes: JSON padded with spaces | data`. N is written with the first bytes, so the
+place of the data is known at any moment; the JSON is `{}` until the shard is finished. The official reader refuses a shard
+that is not finished ("not fully covered"), and accepts it afterwards: no holes, nothing behind the last tensor. Space between
+tensors (64-byte alignment, or bytes whose record was interrupted) is named as a U8 tensor for that reason.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import orjson
+
+from whence.dtypes import DTYPES
+from whence.errors import ElementsMissing
+
+ALIGN = 64
+HEADER_BYTES = 512 << 10
+SHARD_BYTES = 256 << 20
+MAX_HEADER_BYTES = 100_000_000  # the limit of the official reader
+DIRECT_BYTES = 128 << 10  # payloads from here on are written from the caller's memory; below, one copy is cheaper than a system call
+STAGING_BYTES = 1 << 20
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> None:
+    """pwrite all of `data`; a short write is continued, so that a full disk shows its errno. Repeating it is harmless."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+
+
+def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The safetensors code and shape of a tensor: complex128 has no code and is F64 with a last axis of 2."""
+    return DTYPES[dtype].safetensors, (*shape, 2) if dtype == "complex128" else shape
+
+
+def tensor_name(record: int, *, increment: bool = False) -> str:
+    """Name of a record's elements in a shard."""
+    return f"record.{record}.increment" if increment else f"record.{record}"
+
+
+class Header:
+    """The JSON header of a shard as it grows. Gaps between tensors are named as padding."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.nbytes = 1
+        self._entries: list[str] = []
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> None:
+        """Name the tensor at data offset `start` (not before the end of the last one)."""
+        self.pad(start)
+        self.end = end = start + nbytes
+        code, stored = stored_as(dtype, shape)
+        self._append(f'"{name}":{{"dtype":"{code}","shape":{list(stored)},"data_offsets":[{start},{end}]}}')
+
+    def pad(self, end: int) -> None:
+        """Name what lies between the last tensor and `end`."""
+        if end > self.end:
+            self._append(f'"pad.{self.end}":{{"dtype":"U8","shape":[{end - self.end}],"data_offsets":[{self.end},{end}]}}')
+            self.end = end
+
+    def _append(self, entry: str) -> None:
+        self._entries.append(entry)
+        self.nbytes += len(entry) + 1
+
+    def encode(self, reserved: int) -> bytes:
+        """The header area of `reserved` bytes. Raises ValueError when the entries do not fit."""
+        text = ("{" + ",".join(self._entries) + "}").encode()
+        if len(text) > reserved - 8:
+            raise ValueError(f"{len(text)} bytes of header do not fit the {reserved - 8} reserved")
+        return (reserved - 8).to_bytes(8, "little") + text.ljust(reserved - 8)
+
+
+class ShardWriter:
+    """Appends tensors to one shard file. Small ones wait in a staging buffer until `flush`. Every method may raise OSError."""
+
+    def __init__(self, path: Path, header_bytes: int = HEADER_BYTES, staging: bytearray | None = None) -> None:
+        self.path = path
+        self.header_bytes = header_bytes
+        self.header = Header()
+        self.end = 0  # of the data, staged bytes included
+        self._written = 0  # data bytes handed to the kernel
+        self._staging = memoryview(staging if staging is not None else bytearray(STAGING_BYTES))
+        self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # Real bytes, so that the header can still be written at the end when the disk has become full.
+            write_all(self.fd, Header().encode(header_bytes), 0)
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    @property
+    def staged(self) -> int:
+        """Bytes not yet handed to the kernel."""
+        return self.end - self._written
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the header area is 90 % full."""
+        return self.header.nbytes * 10 > (self.header_bytes - 8) * 9
+
+    def put(self, data: Bytes, nbytes: int) -> int:
+        """Append the bytes of a contiguous array at the next aligned offset and return it. They are named by `name` afterwards."""
+        start = (self.end + ALIGN - 1) & -ALIGN
+        place = start - self._written
+        if nbytes >= DIRECT_BYTES:
+            self.flush()
+            write_all(self.fd, data.data, self.header_bytes + start)
+            # The gap before it has to be real bytes too, but pwrite behind the end of a file fills it with zeros.
+            self._written = self.end = start + nbytes
+            return start
+        if place + nbytes > len(self._staging):
+            self.flush()
+            place = start - self._written
+        staging = self._staging
+        if place != self.end - self._written:
+            staging[self.end - self._written : place] = bytes(start - self.end)
+        if nbytes:
+            staging[place : place + nbytes] = data.data
+        self.end = start + nbytes
+        return start
+
+    def name(self, record: int, dtype: str, shape: tuple[int, ...], start: int, nbytes: int, *, increment: bool = False) -> None:
+        """Put a tensor that was `put` into the header."""
+        self.header.add(tensor_name(record, increment=increment), dtype, shape, start, nbytes)
+
+    def flush(self) -> None:
+        """Hand the staged bytes to the kernel."""
+        if self.end > self._written:
+            write_all(self.fd, self._staging[: self.end - self._written], self.header_bytes + self._written)
+            self._written = self.end
+
+    def finish(self) -> None:
+        """Make the file a valid safetensors file and close it."""
+        try:
+            self.flush()
+            self.header.pad(self.end)
+            finish_file(self.fd, self.header, self.header_bytes)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without finishing. `recover` can still do that."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+def finish_file(fd: int, header: Header, reserved: int) -> None:
+    """Cut the file behind the last named tensor and write its header. Raises OSError; ValueError when the header does not fit."""
+    text = header.encode(reserved)
+    os.ftruncate(fd, reserved + header.end)
+    write_all(fd, text, 0)
+
+
+class Tensor(NamedTuple):
+    """One entry of a safetensors header; `offset` counts from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def parse_header(data: Bytes) -> list[Tensor]:
+    """Entries of a safetensors file given as bytes. Untrusted: raises ValueError for anything that does not lie inside the file."""
+    if data.size < 8:
+        raise ValueError(f"{data.size} bytes are too few for a safetensors file")
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if not 2 <= length <= min(data.size - 8, MAX_HEADER_BYTES):
+        raise ValueError(f"a header of {length} bytes in a file of {data.size}")
+    fields = orjson.loads(data[8 : 8 + length].tobytes())
+    if not isinstance(fields, dict):
+        raise ValueError("the header is not a JSON object")
+    tensors = []
+    for name, entry in fields.items():
+        if name == "__metadata__":
+            continue
+        if not isinstance(entry, dict):
+            raise ValueError(f"entry {name!r} is not an object")
+        dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+        if not isinstance(dtype, str) or not _naturals(shape) or not _naturals(span) or len(span) != 2:
+            raise ValueError(f"entry {name!r} is malformed")
+        if not span[0] <= span[1] <= data.size - 8 - length:
+            raise ValueError(f"entry {name!r} lies outside the file")
+        tensors.append(Tensor(name, dtype, tuple(shape), 8 + length + span[0], span[1] - span[0]))
+    return tensors
+
+
+def _naturals(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def map_file(path: Path | str) -> Bytes:
+    """A regular file as read-only memory-mapped bytes. Raises OSError. Never blocks on a pipe, never opens a device."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if found.st_size == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(fd)
+
+
+class Shard:
+    """A shard that is read: mapped at first use, and again when it has grown since (a run that is being written)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes: Bytes | None = None
+        self._older: list[Bytes] = []  # addresses handed out by `address` stay good
+        self._data_at = 0
+        self._address = 0
+
+    def data(self, offset: int, nbytes: int) -> Bytes:
+        """Bytes [offset, offset + nbytes) of the data area, read-only. Raises ElementsMissing with file, wanted and found bytes."""
+        mapped = self._bytes
+        if mapped is None or self._data_at + offset + nbytes > mapped.size:
+            mapped = self._map()
+        start = self._data_at + offset
+        if offset < 0 or nbytes < 0 or start + nbytes > mapped.size:
+            raise ElementsMissing(
+                f"{self.path}: wanted bytes {start} to {start + nbytes}, the file has {mapped.size}; it was cut off, "
+                "for instance by an interrupted copy: copy the run again"
+            )
+        return mapped[start : start + nbytes]
+
+    def offset(self) -> int:
+        """Where the data area starts in the file."""
+        self.data(0, 0)
+        return self._data_at
+
+    def address(self, offset: int, nbytes: int) -> int:
+        """Where bytes [offset, offset + nbytes) lie in memory, for as long as this object lives. Raises as `data` does."""
+        self.data(offset, nbytes)
+        return self._address + self._data_at + offset
+
+    def _map(self) -> Bytes:
+        try:
+            mapped = map_file(self.path)
+        except OSError as error:
+            raise ElementsMissing(f"cannot read {self.path}: {error.strerror or error}") from error
+        if mapped.size < 8:
+            raise ElementsMissing(f"{self.path}: wanted a header, the file has {mapped.size} bytes; it was cut off")
+        length = int.from_bytes(mapped[:8].tobytes(), "little")
+        if length > min(mapped.size - 8, MAX_HEADER_BYTES):
+            raise ElementsMissing(f"{self.path}: wanted a header of {length} bytes, the file has {mapped.size}; it was cut off")
+        if self._bytes is not None:
+            self._older.append(self._bytes)
+        self._bytes, self._data_at = mapped, 8 + length
+        self._address = int(mapped.__array_interface__["data"][0])
+        return mapped
+
+
+def save(path: Path, columns: Iterable[tuple[str, np.ndarray[Any, Any]]], metadata: dict[str, str]) -> None:
+    """Write plain arrays as a safetensors file, replacing `path` atomically. Raises OSError."""
+    codes = {d.numpy: d.safetensors for d in DTYPES.values()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    parts: list[Bytes] = []
+    end = 0
+    for name, column in sorted(columns, key=lambda item: -item[1].dtype.itemsize):  # so that each is aligned to its own width
+        raw = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+        header[name] = {"dtype": codes[column.dtype], "shape": list(column.shape), "data_offsets": [end, end + raw.size]}
+        end += raw.size
+        parts.append(raw)
+    text = orjson.dumps(header)
+    text = text.ljust((len(text) + 8 + 63) // 64 * 64 - 8)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with fresh.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for part in parts:
+                file.write(part.data)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,53 @@
+"""status.json: how the writing of one process ended. 4 KB of real bytes from the start, so that it can be told on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from whence.store.folder import STATUS
+
+STATUS_BYTES = 4096
+
+RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
+
+
+def write_status(folder: Path, ended: str, error: str = "") -> None:
+    """Overwrite the status in place (allocating nothing once it exists). Raises OSError."""
+    fd = os.open(folder / STATUS, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, _padded({"ended": ended, "error": error}), 0)
+    finally:
+        os.close(fd)
+
+
+def leave_status(folder: Path, ended: str, error: str = "") -> None:
+    """`write_status` as a last word: a medium that no longer takes it is not reported again."""
+    with contextlib.suppress(OSError):
+        write_status(folder, ended, error)
+
+
+def read_status(folder: Path) -> tuple[str, str]:
+    """(ended, error); ("running", "") when there is none or it cannot be understood."""
+    try:
+        with (folder / STATUS).open("rb") as file:
+            fields = orjson.loads(file.read(STATUS_BYTES))
+        ended, error = fields["ended"], fields["error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return RUNNING, ""
+    if not isinstance(ended, str) or not isinstance(error, str):
+        return RUNNING, ""
+    return ended, error
+
+
+def _padded(fields: dict[str, Any]) -> bytes:
+    fields["error"] = fields["error"].encode("utf-8", "replace").decode()
+    text = orjson.dumps(fields)
+    while len(text) > STATUS_BYTES - 1:
+        fields["error"] = fields["error"][: len(fields["error"]) * 3 // 4]
+        text = orjson.dumps(fields)
+    return text.ljust(STATUS_BYTES - 1) + b"\n"
