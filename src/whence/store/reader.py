@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -17,13 +17,14 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, External, Increment, Kept, Note, Program, Record, Ref, RunInfo, Step
 from whence.store import index as indexes
 from whence.store import journal
-from whence.store.folder import JOURNAL, ProcessInfo, is_alive, load_info, load_process, process_folders, shard_name
+from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_alive, load_info, load_process, process_folders, shard_name
 from whence.store.index import CALL_COLUMNS, INCREMENT, KEPT, NAME_COLUMNS, NONE, RECORD_COLUMNS, Column, Index
 from whence.store.journal import NOTE, PROGRAM, STEP
 from whence.store.shards import Bytes, Shard, map_file
-from whence.store.status import CLEAN, FAILED, RECOVERED, RUNNING, read_status
+from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
+COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
 _force = msgspec.structs.force_setattr
 
 
@@ -236,7 +237,7 @@ class StoredRun:
         if number not in self._verified:
             if not record.hash:
                 raise ElementsMissing(f"record {number} lies in {place.file}, but no hash was taken that could tell whether it still does")
-            if xxhash.xxh3_128_hexdigest(data) != record.hash:
+            if xxhash.xxh3_128_hexdigest(data.data) != record.hash:
                 raise ElementsMissing(
                     f"record {number} lies in {place.file}, which changed since the capture (the hash differs); put the file back"
                 )
@@ -332,17 +333,17 @@ class _Process:
         whole.flags.writeable = False
         return whole
 
-    def decode_line(self, line: int, decode: Callable[[Bytes], T]) -> T:
+    def decode_line(self, line: int, decode: Callable[[memoryview], T]) -> T:
         start, end = self.index.span(line)
         try:
-            return decode(self.journal[start:end])
+            return decode(self.journal[start:end].data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreadableRun(
                 f"{self.folder / JOURNAL}: cannot understand byte {start} to {end}: {error}; the journal changed since its index was made: "
-                f"delete {indexes.INDEX} beside it and open the run again"
+                f"delete {INDEX} beside it and open the run again"
             ) from error
 
-    def decode(self, kind: int, decode: Callable[[Bytes], T]) -> list[T]:
+    def decode(self, kind: int, decode: Callable[[memoryview], T]) -> list[T]:
         return [self.decode_line(line, decode) for line in self.index.lines(kind)]
 
     def load_programs(self) -> list[Program]:
@@ -357,10 +358,8 @@ class _Process:
             return np.repeat(np.arange(self.calls) + self.call_base, np.diff(columns["refs_at"]))
         if name == "count":
             return self._counts()
-        if name not in RECORD_COLUMNS and name not in CALL_COLUMNS and name not in ("ref_slot", "ref_record"):
-            raise KeyError(
-                f"no column {name!r}; there are: {', '.join((*RECORD_COLUMNS, 'count', *CALL_COLUMNS, 'ref_call', 'ref_slot', 'ref_record'))}"
-            )
+        if name not in COLUMNS:
+            raise KeyError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
         column = columns[name]
         if name in NAME_COLUMNS:
             return np.array([*self.index.names, ""], object)[column]
