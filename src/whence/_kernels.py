@@ -1,0 +1,1321 @@
+"""Every compiled loop of whence: statistics of one tensor, and the comparison of many pairs in one call without the GIL.
+
+Importing this module costs nothing and does not import numba: functions are only marked here, and turned into machine
+code by `load`, which keeps the result on disk (`cache_dir`), so that it happens once per machine and version.
+
+How a pair is compared. Each tensor is walked in blocks of 2048 elements that stay in the first-level cache, each block by
+several simple loops that LLVM vectorises: bytes equal? -> decode to float scratch -> integer pass over the bits
+(differences, signs, non-finite) -> figures of each side -> errors -> relative error, thresholds, histogram, ULP.
+A block that is bit-identical skips everything but the figures of one side. In a block with NaN or Inf the pairs that are
+not finite on both sides are set to zero first and taken out of the counts, so the fast loops never meet a NaN. Everything
+is accumulated in float64. Pairs of 8-bit types go through the joint histogram of their 256 x 256 codes.
+
+Rules learnt the hard way (PERF.md section 7): no `parallel=True`; min and max through LLVM intrinsics, or they are not
+vectorised; counters in the width of the element; no negative-index arithmetic (plain pointers instead of arrays, which
+also compile faster); `contract` and `arcp` stay off, or counts differ from numpy at the thresholds.
+
+Arguments that are addresses must stay valid for the call and be aligned to the element size; nothing is written but the
+result rows and the scratch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import stat
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from whence import __version__
+
+BLOCK = 2048
+THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
+BINS = 64
+ENTRIES = ("compare", "describe")
+COMPILE_SECONDS = 10
+ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
+"""Bytes of one element by `DType.code`."""
+
+# Columns of a result row, float64. Sums over the finite elements of one side; "pair" sums over places finite on both.
+F_NAMES = (
+    "r_sum", "t_sum", "r_sq", "t_sq", "r_m2", "t_m2", "r_min", "r_max", "t_min", "t_max",
+    "rr", "tt", "rt", "dd", "d_sum", "ad_sum", "ad_max", "rel_sum", "rel_max", "ulp_sum", "ulp_max",
+    "row_worst", "channel_worst", "row_dd", "row_rr", "scale",
+)  # fmt: skip
+# Columns of a result row, int64. Thresholds: the last eight.
+I_NAMES = (
+    "n", "r_finite", "t_finite", "pairs", "r_nan", "t_nan", "nan_both", "nan_mismatch", "r_inf", "t_inf", "inf_match", "inf_mismatch",
+    "sign", "bits_differ", "values_differ", "close", "rel_skipped", "ad_index", "bad_index", "row_index", "channel_index", "ad_block",
+    "over_0", "over_1", "over_2", "over_3", "over_4", "over_5", "over_6", "over_7",
+)  # fmt: skip
+NF, NI = len(F_NAMES), len(I_NAMES)
+# Columns of the table that names the work: one row a tensor (or a chunk of one).
+META = ("r_address", "t_address", "n", "r_code", "t_code", "channels", "split", "dd_address", "rr_address", "path")
+NM = len(META)
+PATH_32, PATH_64, PATH_8, PATH_SAME = 0, 1, 2, 3
+SCRATCH_BYTES = 5 * 8 * BLOCK + BLOCK + 8 * BINS * 4 + 65536 * 4 + 4096
+
+# Filled in by `_decorate`: addresses as typed pointers, bit casts, and what numba has no word for.
+p_f32 = p_f64 = p_i8 = p_u8 = p_i16 = p_u16 = p_i32 = p_u32 = p_i64 = p_u64 = None
+pointer = pointer_of = zero_of = tally = stack = fmin = fmax = half_f32 = bits_f32 = f64_bits = None
+
+_marked = []
+_lock = threading.RLock()
+_loaded: set[str] = set()
+
+
+def _kernel(*, fast=False, entry=False):
+    def mark(function):
+        _marked.append((function, fast, entry))
+        return function
+
+    return mark
+
+
+# ---------------------------------------------------------------------------------------------------------------- decode
+
+
+@_kernel()
+def _decode(base, code, o, m, x):
+    """Elements o..o+m of a tensor of any type that float32 holds exactly, into the scratch x (float32 or float64)."""
+    if code == 0:
+        f = p_f32(base + 4 * o)
+        for i in range(m):
+            x[i] = f[i]
+    elif code == 1:
+        h = p_u16(base + 2 * o)
+        for i in range(m):
+            x[i] = bits_f32(np.uint32(h[i]) << np.uint32(16))
+    elif code == 2:
+        h = p_u16(base + 2 * o)
+        for i in range(m):
+            x[i] = half_f32(h[i])
+    elif code == 3:  # e5m2 is the upper byte of a half
+        b = p_u8(base + o)
+        for i in range(m):
+            x[i] = half_f32(np.uint16(np.uint16(b[i]) << np.uint16(8)))
+    elif code == 4:  # e4m3fn: its bits as a half, times 2^8; 0x7f and 0xff are NaN, there is no Inf
+        b = p_u8(base + o)
+        for i in range(m):
+            u = np.uint16(b[i])
+            low = np.uint16(u & np.uint16(0x7F))
+            v = half_f32(np.uint16(((u & np.uint16(0x80)) << np.uint16(8)) | (low << np.uint16(7)))) * np.float32(256.0)
+            x[i] = np.float32(np.nan) if low == np.uint16(0x7F) else v
+    elif code == 5:
+        s8 = p_i8(base + o)
+        for i in range(m):
+            x[i] = np.float32(s8[i])
+    elif code == 6:
+        b = p_u8(base + o)
+        for i in range(m):
+            x[i] = np.float32(b[i])
+    elif code == 10:
+        s16 = p_i16(base + 2 * o)
+        for i in range(m):
+            x[i] = np.float32(s16[i])
+    else:
+        h = p_u16(base + 2 * o)
+        for i in range(m):
+            x[i] = np.float32(h[i])
+
+
+@_kernel()
+def _decode64(base, code, o, m, x):
+    """The same for types that only float64 holds. 64-bit integers are rounded: used for statistics, not for differences."""
+    if code == 12:
+        s32 = p_i32(base + 4 * o)
+        for i in range(m):
+            x[i] = np.float64(s32[i])
+    elif code == 13:
+        u32 = p_u32(base + 4 * o)
+        for i in range(m):
+            x[i] = np.float64(u32[i])
+    elif code == 8:
+        s64 = p_i64(base + 8 * o)
+        for i in range(m):
+            x[i] = np.float64(s64[i])
+    elif code == 9:
+        u64 = p_u64(base + 8 * o)
+        for i in range(m):
+            x[i] = np.float64(u64[i])
+    else:
+        _decode(base, code, o, m, x)
+
+
+@_kernel()
+def _fetch(base, code, o, m, x, wide):
+    if wide:
+        _decode64(base, code, o, m, x)
+    else:
+        _decode(base, code, o, m, x)
+
+
+# ------------------------------------------------------------------------------------------------------ loops over a block
+
+
+@_kernel()
+def _equal_bytes(a, b, n):
+    """Are n bytes equal? Stops at the first 1 KiB that is not."""
+    step = 1024
+    o = 0
+    while o + step <= n:
+        u = p_u64(a + o)
+        v = p_u64(b + o)
+        x = np.uint64(0)
+        for i in range(step // 8):
+            x |= u[i] ^ v[i]
+        if x != np.uint64(0):
+            return False
+        o += step
+    u8 = p_u8(a + o)
+    v8 = p_u8(b + o)
+    y = np.uint8(0)
+    for i in range(n - o):
+        y |= u8[i] ^ v8[i]
+    return y == np.uint8(0)
+
+
+@_kernel()
+def _bits(a, b, m, exponent, magnitude):
+    """Counts over float bits: differing bits, differing values (0 == -0), opposite signs of non-zeros, pairs not both finite."""
+    zero = zero_of(exponent)
+    nd = zero
+    ne = zero
+    ns = zero
+    nf = zero
+    for i in range(m):
+        u = a[i]
+        v = b[i]
+        x = u ^ v
+        mu = u & magnitude
+        mv = v & magnitude
+        nd = tally(nd, u != v)
+        ne = tally(ne, (u != v) & ((mu | mv) != zero))
+        ns = tally(ns, (x > magnitude) & (mu != zero) & (mv != zero))
+        nf = tally(nf, (mu >= exponent) | (mv >= exponent))
+    return np.int64(nd), np.int64(ne), np.int64(ns), np.int64(nf)
+
+
+@_kernel()
+def _nonfinite_zero(a, m, exponent, magnitude):
+    """Counts over float bits: not finite, exactly zero."""
+    zero = zero_of(exponent)
+    nf = zero
+    nz = zero
+    for i in range(m):
+        u = a[i] & magnitude
+        nf = tally(nf, u >= exponent)
+        nz = tally(nz, u == zero)
+    return np.int64(nf), np.int64(nz)
+
+
+@_kernel(fast=True)
+def _figures(x, m):
+    """Sum, sum of squares, min, max of m >= 1 finite values."""
+    s = 0.0
+    q = 0.0
+    lo = x[0]
+    hi = x[0]
+    for i in range(m):
+        v = x[i]
+        w = np.float64(v)
+        s += w
+        q += w * w
+        lo = fmin(lo, v)
+        hi = fmax(hi, v)
+    return s, q, np.float64(lo), np.float64(hi)
+
+
+@_kernel(fast=True)
+def _spread(x, m, mean):
+    q = 0.0
+    for i in range(m):
+        w = np.float64(x[i]) - mean
+        q += w * w
+    return q
+
+
+@_kernel()
+def _block_m2(x, m, s, q):
+    """Sum of squared deviations from the block's own mean. The short formula loses what it cancels: used only while it cancels
+    fewer than 8 bits; else a second look at the block, which is still in cache."""
+    v = q - s * s / m
+    if v * 256.0 < q:
+        v = _spread(x, m, s / m)
+    return v
+
+
+@_kernel()
+def _join(n0, s0, m20, n1, s1, m21):
+    """Squared deviations of two sets taken together (Chan, Golub, LeVeque 1979)."""
+    if n0 == 0:
+        return m21
+    gap = s1 / n1 - s0 / n0
+    return m20 + m21 + gap * gap * (np.float64(n0) * np.float64(n1) / np.float64(n0 + n1))
+
+
+@_kernel()
+def _finite_figures(x, y, m):
+    """The finite ones of m values, packed into y. Returns how many, how many NaN, how many Inf."""
+    j = 0
+    nan = 0
+    inf = 0
+    for i in range(m):
+        v = x[i]
+        if v != v:
+            nan += 1
+        elif abs(v) == np.inf:
+            inf += 1
+        else:
+            y[j] = v
+            j += 1
+    return j, nan, inf
+
+
+@_kernel()
+def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
+    """Figures of one side of a block into its result row; y: scratch for packing when the block is not clean."""
+    k = m
+    z = x
+    if not clean:
+        k, nan, inf = _finite_figures(x, y, m)
+        I[nan_] += nan
+        I[inf_] += inf
+        z = y
+        if k == 0:
+            return
+    s, q, lo, hi = _figures(z, k)
+    F[m2] = _join(I[finite], F[sum_], F[m2], k, s, _block_m2(z, k, s, q))
+    F[sum_] += s
+    F[sq] += q
+    I[finite] += k
+    if lo < F[lo_]:
+        F[lo_] = lo
+    if hi > F[hi_]:
+        F[hi_] = hi
+
+
+@_kernel()
+def _mask(xr, xt, mr, mt, m, base, I):
+    """Copies with every place that is not finite on both sides set to zero; counts those places. Returns how many there are."""
+    k = 0
+    for i in range(m):
+        u = xr[i]
+        v = xt[i]
+        nu = u != u
+        nv = v != v
+        iu = abs(u) == np.inf
+        iv = abs(v) == np.inf
+        if nu | nv | iu | iv:
+            k += 1
+            mr[i] = 0.0
+            mt[i] = 0.0
+            wrong = False
+            if nu & nv:
+                I[6] += 1
+            elif nu | nv:
+                I[7] += 1
+                wrong = True
+            elif iu & iv & (u == v):
+                I[10] += 1
+            else:
+                I[11] += 1
+                wrong = True
+            if wrong and I[18] < 0:
+                I[18] = base + i
+        else:
+            mr[i] = u
+            mt[i] = v
+    return k
+
+
+@_kernel(fast=True)
+def _errors(xr, xt, d, m, atol, rtol):
+    """|t - r| into d; sums r*r, t*t, r*t, (t-r)^2, t-r, |t-r|; the largest |t-r|; how many are close."""
+    rt = 0.0
+    sd = 0.0
+    sad = 0.0
+    dd = 0.0
+    mx = 0.0
+    nc = 0
+    for i in range(m):
+        u = np.float64(xr[i])
+        v = np.float64(xt[i])
+        e = v - u
+        ae = abs(e)
+        d[i] = ae
+        rt += u * v
+        sd += e
+        sad += ae
+        dd += e * e
+        mx = fmax(mx, ae)
+        nc += ae <= atol + rtol * abs(u)
+    return rt, sd, sad, dd, mx, nc
+
+
+@_kernel(fast=True)
+def _squares(x, m):
+    q = 0.0
+    for i in range(m):
+        w = np.float64(x[i])
+        q += w * w
+    return q
+
+
+@_kernel(fast=True)
+def _relative(xr, d, m):
+    """Sum and largest |t-r|/|r| over places where r is not zero, and how many places have r == 0."""
+    s = 0.0
+    mx = 0.0
+    nz = 0
+    for i in range(m):
+        a = abs(np.float64(xr[i]))
+        z = a == 0.0
+        q = (0.0 if z else d[i]) / (1.0 if z else a)
+        s += q
+        mx = fmax(mx, q)
+        nz += z
+    return s, mx, nz
+
+
+@_kernel()
+def _over(d, m, t):
+    c = 0
+    for i in range(m):
+        c += d[i] > t
+    return c
+
+
+@_kernel()
+def _histogram(d, m, lane, words, h):
+    """Powers of two: bin 0 exactly zero, bin k in [2^(k-48), 2^(k-47)), bin 1 also everything smaller, bin 63 everything larger."""
+    for i in range(m):
+        b = f64_bits(d[i])
+        e = (b >> 52) - (1023 - 48)
+        e = min(max(e, 1), b)
+        lane[i] = np.uint8(min(e, 63))
+    K = np.uint64(63)
+    for i in range(m // 8):  # eight tables, so that equal neighbours do not wait for each other's store
+        w = words[i]
+        h[w & K] += np.uint32(1)
+        h[np.uint64(64) + ((w >> np.uint64(8)) & K)] += np.uint32(1)
+        h[np.uint64(128) + ((w >> np.uint64(16)) & K)] += np.uint32(1)
+        h[np.uint64(192) + ((w >> np.uint64(24)) & K)] += np.uint32(1)
+        h[np.uint64(256) + ((w >> np.uint64(32)) & K)] += np.uint32(1)
+        h[np.uint64(320) + ((w >> np.uint64(40)) & K)] += np.uint32(1)
+        h[np.uint64(384) + ((w >> np.uint64(48)) & K)] += np.uint32(1)
+        h[np.uint64(448) + ((w >> np.uint64(56)) & K)] += np.uint32(1)
+    for i in range(m // 8 * 8, m):
+        h[np.uint64(lane[i])] += np.uint32(1)
+
+
+@_kernel()
+def _ulp32(a, b, m):
+    """Distances of float32 bits in units in the last place: sum and largest. At most 2 * 0x7f7fffff each."""
+    s = 0
+    mx = 0
+    for i in range(m):
+        u = np.int64(a[i])
+        v = np.int64(b[i])
+        u = u if u >= 0 else -(u & 0x7FFFFFFF)
+        v = v if v >= 0 else -(v & 0x7FFFFFFF)
+        k = abs(u - v)
+        s += k
+        mx = max(mx, k)
+    return np.float64(s), np.float64(mx)
+
+
+@_kernel(fast=True)
+def _ulp64(a, b, m):
+    """float64: the distance may need 64 bits, so the larger minus the smaller as unsigned; never wraps."""
+    s = 0.0
+    mx = np.uint64(0)
+    for i in range(m):
+        u = a[i]
+        v = b[i]
+        u = u if u >= 0 else -(u & 0x7FFFFFFFFFFFFFFF)
+        v = v if v >= 0 else -(v & 0x7FFFFFFFFFFFFFFF)
+        k = np.uint64(u) - np.uint64(v) if u > v else np.uint64(v) - np.uint64(u)
+        s += np.float64(k)
+        mx = max(mx, k)
+    return s, np.float64(mx)
+
+
+@_kernel()
+def _ulp_codes(a, b, xr, xt, m, top, clean):
+    """Types of 8 and 16 bits, from their codes; `top`: the sign bit. Sums fit 32 bits: 2048 * 131070 < 2^31."""
+    low = np.int32(top - 1)
+    s = np.int32(0)
+    mx = np.int32(0)
+    if clean:
+        for i in range(m):
+            u = np.int32(a[i])
+            v = np.int32(b[i])
+            u = u if u <= low else np.int32(-(u & low))
+            v = v if v <= low else np.int32(-(v & low))
+            k = np.int32(abs(np.int32(u - v)))
+            s = np.int32(s + k)
+            mx = max(mx, k)
+    else:
+        for i in range(m):
+            if abs(xr[i]) < np.inf and abs(xt[i]) < np.inf:
+                u = np.int32(a[i])
+                v = np.int32(b[i])
+                u = u if u <= low else np.int32(-(u & low))
+                v = v if v <= low else np.int32(-(v & low))
+                k = np.int32(abs(np.int32(u - v)))
+                s = np.int32(s + k)
+                mx = max(mx, k)
+    return np.float64(s), np.float64(mx)
+
+
+# --------------------------------------------------------------------------------------------------------- rows, channels
+
+
+@_kernel(fast=True)
+def _segment(xr, xt, i, length, cd, cr, c):
+    sd = 0.0
+    sr = 0.0
+    for j in range(length):
+        u = np.float64(xr[i + j])
+        e = np.float64(xt[i + j]) - u
+        e = e * e
+        u = u * u
+        cd[c + j] += e
+        cr[c + j] += u
+        sd += e
+        sr += u
+    return sd, sr
+
+
+@_kernel()
+def _ratio(dd, rr):
+    if dd == 0.0:
+        return 0.0
+    if rr == 0.0:
+        return np.inf
+    return dd / rr
+
+
+@_kernel()
+def _rows(xr, xt, m, start, C, cd, cr, F, I):
+    """Errors by row (a vector of the last axis) and by channel (a place in it). start: flat index of the block's first element.
+    The row at hand is carried in F[23], F[24]; the worst finished one is in F[21], I[19]."""
+    i = 0
+    c = start % C
+    row = start // C
+    while i < m:
+        length = min(C - c, m - i)
+        sd, sr = _segment(xr, xt, i, length, cd, cr, c)
+        F[23] += sd
+        F[24] += sr
+        i += length
+        c += length
+        if c == C:
+            worst = _ratio(F[23], F[24])
+            if worst > F[21]:
+                F[21] = worst
+                I[19] = row
+            F[23] = 0.0
+            F[24] = 0.0
+            c = 0
+            row += 1
+
+
+@_kernel()
+def _rows_equal(base, code, direct, lo, hi, scratch, C, cd, cr, F, I, size, zf, wide):
+    """Rows and channels of a stretch that is equal on both sides: only the reference's squares count."""
+    o = lo
+    while o < hi:
+        m = min(BLOCK, hi - o)
+        x = pointer(base + o * size, zf)
+        if code != direct:
+            x = pointer(scratch, zf)
+            _fetch(base, code, o, m, x, wide)
+        _rows(x, x, m, o, C, cd, cr, F, I)
+        o += m
+
+
+@_kernel()
+def _worst_channel(C, cd, cr, F, I):
+    for c in range(C):
+        w = _ratio(cd[c], cr[c])
+        if w > F[22]:
+            F[22] = w
+            I[20] = c
+
+
+# ---------------------------------------------------------------------------------------------------------------- a pair
+
+
+@_kernel()
+def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H, zf, zu, exponent, magnitude, direct, wide):
+    """One pair of tensors (or one chunk of it, beginning at a row) into its result row."""
+    W_R = W
+    W_T = W + 8 * BLOCK
+    M_R = W + 16 * BLOCK
+    M_T = W + 24 * BLOCK
+    d = p_f64(W + 32 * BLOCK)
+    lane = p_u8(W + 40 * BLOCK)
+    words = p_u64(W + 40 * BLOCK)
+    h = p_u32(W + 41 * BLOCK)
+    for i in range(8 * BINS):
+        h[i] = np.uint32(0)
+    rows_done = 0
+    for o in range(0, n, BLOCK):
+        m = min(BLOCK, n - o)
+        same = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)
+        xr = pointer(R + o * sr, zf)
+        if kr != direct:
+            xr = pointer(W_R, zf)
+            _fetch(R, kr, o, m, xr, wide)
+        if same:
+            nf, nz = _nonfinite_zero(pointer_of(xr, zu), m, exponent, magnitude)
+            if nf == 0:
+                s, q, lo, hi = _figures(xr, m)
+                m2 = _block_m2(xr, m, s, q)
+                F[4] = _join(I[1], F[0], F[4], m, s, m2)
+                F[5] = _join(I[2], F[1], F[5], m, s, m2)
+                F[0] += s
+                F[1] += s
+                F[2] += q
+                F[3] += q
+                F[10] += q
+                F[11] += q
+                F[12] += q
+                if lo < F[6]:
+                    F[6] = lo
+                if hi > F[7]:
+                    F[7] = hi
+                if lo < F[8]:
+                    F[8] = lo
+                if hi > F[9]:
+                    F[9] = hi
+                I[1] += m
+                I[2] += m
+                I[3] += m
+                I[15] += m
+                I[16] += nz
+                h[0] += np.uint32(m)
+                if F[16] < 0.0:
+                    F[16] = 0.0
+                    I[21] = o
+                continue
+        xt = pointer(T + o * st, zf)
+        if kt != direct:
+            xt = pointer(W_T, zf)
+            _fetch(T, kt, o, m, xt, wide)
+        nd, ne, ns, nf = _bits(pointer_of(xr, zu), pointer_of(xt, zu), m, exponent, magnitude)
+        clean = nf == 0
+        k = 0
+        pr = xr
+        pt = xt
+        _side(xr, pointer(M_R, zf), m, clean, F, 0, 2, 4, 6, 7, I, 1, 4, 8)
+        _side(xt, pointer(M_T, zf), m, clean, F, 1, 3, 5, 8, 9, I, 2, 5, 9)
+        if kr == kt:
+            I[13] = 1
+        if not clean:
+            pr = pointer(M_R, zf)
+            pt = pointer(M_T, zf)
+            k = _mask(xr, xt, pr, pt, m, o, I)
+            nd, ne, ns, nf = _bits(pointer_of(pr, zu), pointer_of(pt, zu), m, exponent, magnitude)
+        I[3] += m - k
+        I[12] += ns
+        I[14] += ne
+        rt, sd, sad, dd, mx, nc = _errors(pr, pt, d, m, atol, rtol)
+        F[10] += _squares(pr, m)
+        F[11] += _squares(pt, m)
+        F[12] += rt
+        F[13] += dd
+        F[14] += sd
+        F[15] += sad
+        if mx > F[16] and k < m:
+            F[16] = mx
+            I[21] = o
+        # a masked place counts as close to zero tolerance or not at all: 0 <= atol + rtol * 0
+        I[15] += nc - (k if atol >= 0.0 else 0)
+        if full:
+            s, rmx, nz = _relative(pr, d, m)
+            F[17] += s
+            if rmx > F[18]:
+                F[18] = rmx
+            I[16] += nz - k
+            c = 0
+            for t in range(8):
+                if mx > thr[t]:
+                    c = m if c == m else _over(d, m, thr[t])
+                    I[22 + t] += c
+            _histogram(d, m, lane, words, h)
+            h[0] -= np.uint32(k)
+            if kr == kt and ne != 0:
+                us = 0.0
+                um = 0.0
+                if wide:
+                    if kr == 7:
+                        us, um = _ulp64(pointer_of(pr, np.int64(0)), pointer_of(pt, np.int64(0)), m)
+                elif kr == 0 or kr == 1:
+                    us, um = _ulp32(pointer_of(pr, np.int32(0)), pointer_of(pt, np.int32(0)), m)
+                    if kr == 1:  # bfloat16 is the upper half of a float32
+                        us /= 65536.0
+                        um /= 65536.0
+                elif kr == 2:
+                    us, um = _ulp_codes(p_u16(R + 2 * o), p_u16(T + 2 * o), xr, xt, m, 0x8000, clean)
+                elif kr == 3 or kr == 4:
+                    us, um = _ulp_codes(p_u8(R + o), p_u8(T + o), xr, xt, m, 0x80, clean)
+                F[19] += us
+                if um > F[20]:
+                    F[20] = um
+            if C > 0:
+                if rows_done < o:
+                    _rows_equal(R, kr, direct, rows_done, o, W + 32 * BLOCK, C, cd, cr, F, I, sr, zf, wide)
+                _rows(pr, pt, m, o, C, cd, cr, F, I)
+                rows_done = o + m
+    if full and C > 0 and (split or rows_done > 0):
+        _rows_equal(R, kr, direct, rows_done, n, W + 32 * BLOCK, C, cd, cr, F, I, sr, zf, wide)
+        if not split:
+            _worst_channel(C, cd, cr, F, I)
+    if full:
+        for i in range(BINS):
+            t = np.int64(0)
+            for j in range(8):
+                t += np.int64(h[j * BINS + i])
+            H[i] = t
+    if F[16] > 0.0:  # only the block was kept: look again for the first place in it
+        o = I[21]
+        m = min(BLOCK, n - o)
+        xr = pointer(R + o * sr, zf)
+        xt = pointer(T + o * st, zf)
+        if kr != direct:
+            xr = pointer(W_R, zf)
+            _fetch(R, kr, o, m, xr, wide)
+        if kt != direct:
+            xt = pointer(W_T, zf)
+            _fetch(T, kt, o, m, xt, wide)
+        for i in range(m):
+            if abs(np.float64(xt[i]) - np.float64(xr[i])) == F[16]:
+                I[17] = o + i
+                break
+
+
+@_kernel()
+def _first(a, b, x, y, n):
+    """First place where a is the code x and b the code y, or n."""
+    o = 0
+    x = np.uint8(x)
+    y = np.uint8(y)
+    while o < n:
+        m = min(4096, n - o)
+        c = 0
+        for i in range(o, o + m):
+            c |= (a[i] == x) & (b[i] == y)
+        if c:
+            for i in range(o, o + m):
+                if a[i] == x and b[i] == y:
+                    return i
+        o += m
+    return n
+
+
+@_kernel()
+def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H):
+    """One pair of 8-bit tensors: how often each of the 65536 pairs of codes occurs says everything but where."""
+    J = p_u32(W + 41 * BLOCK + 8 * BINS * 4)
+    for i in range(65536):
+        J[i] = np.uint32(0)
+    a = p_u8(R)
+    b = p_u8(T)
+    if R % 8 == 0 and T % 8 == 0:
+        a64 = p_u64(R)
+        b64 = p_u64(T)
+        K = np.uint64(255)
+        for i in range(n // 8):
+            u = a64[i]
+            v = b64[i]
+            for k in range(8):
+                s = np.uint64(8 * k)
+                J[(((u >> s) & K) << np.uint64(8)) | ((v >> s) & K)] += np.uint32(1)
+        for i in range(n // 8 * 8, n):
+            J[(np.uint64(a[i]) << np.uint64(8)) | np.uint64(b[i])] += np.uint32(1)
+    else:
+        for i in range(n):
+            J[(np.uint64(a[i]) << np.uint64(8)) | np.uint64(b[i])] += np.uint32(1)
+    codes = p_u8(W + 40 * BLOCK)
+    for i in range(256):
+        codes[i] = np.uint8(i)
+    lr = p_f32(W)
+    lt = p_f32(W + 1024)
+    _decode(W + 40 * BLOCK, kr, 0, 256, lr)
+    _decode(W + 40 * BLOCK, kt, 0, 256, lt)
+    nr = p_i64(W + 4096)  # how often each code occurs on either side
+    nt = p_i64(W + 8192)
+    for x in range(256):
+        nr[x] = 0
+        nt[x] = 0
+    for x in range(256):
+        u = np.float64(lr[x])
+        for y in range(256):
+            c = np.int64(J[x * 256 + y])
+            if c == 0:
+                continue
+            v = np.float64(lt[y])
+            nr[x] += c
+            nt[y] += c
+            if kr == kt and x != y:
+                I[13] = 1
+            nu = u != u
+            nv = v != v
+            iu = abs(u) == np.inf
+            iv = abs(v) == np.inf
+            if nu | nv | iu | iv:
+                wrong = True
+                if nu & nv:
+                    I[6] += c
+                    wrong = False
+                elif nu | nv:
+                    I[7] += c
+                elif iu & iv & (u == v):
+                    I[10] += c
+                    wrong = False
+                else:
+                    I[11] += c
+                if wrong:
+                    at = _first(a, b, x, y, n if I[18] < 0 else I[18])
+                    if I[18] < 0 or at < I[18]:
+                        I[18] = at
+                continue
+            w = np.float64(c)
+            e = v - u
+            ae = abs(e)
+            I[3] += c
+            F[10] += w * u * u
+            F[11] += w * v * v
+            F[12] += w * u * v
+            F[13] += w * e * e
+            F[14] += w * e
+            F[15] += w * ae
+            if ae > F[16]:
+                F[16] = ae
+            if u * v < 0.0:
+                I[12] += c
+            if ae != 0.0:
+                I[14] += c
+            if ae <= atol + rtol * abs(u):
+                I[15] += c
+            if full:
+                if u == 0.0:
+                    I[16] += c
+                else:
+                    q = ae / abs(u)
+                    F[17] += w * q
+                    if q > F[18]:
+                        F[18] = q
+                for t in range(8):
+                    if ae > thr[t]:
+                        I[22 + t] += c
+                bits = f64_bits(ae)
+                k = min(max((bits >> 52) - (1023 - 48), 1), 63)
+                H[k if bits != 0 else 0] += c
+                if kr == kt and (kr == 3 or kr == 4):
+                    p = x if x < 128 else -(x & 127)
+                    z = y if y < 128 else -(y & 127)
+                    k = abs(p - z)
+                    F[19] += w * np.float64(k)
+                    if np.float64(k) > F[20]:
+                        F[20] = np.float64(k)
+    for side in range(2):
+        table = lr if side == 0 else lt
+        count = nr if side == 0 else nt
+        s = 0.0
+        k = 0
+        for x in range(256):
+            v = np.float64(table[x])
+            c = count[x]
+            if c == 0:
+                continue
+            if v != v:
+                I[4 + side] += c
+            elif abs(v) == np.inf:
+                I[8 + side] += c
+            else:
+                k += c
+                s += v * np.float64(c)
+                F[2 + side] += v * v * np.float64(c)
+                if v < F[6 + 2 * side]:
+                    F[6 + 2 * side] = v
+                if v > F[7 + 2 * side]:
+                    F[7 + 2 * side] = v
+        F[side] = s
+        I[1 + side] = k
+        if k > 0:
+            mean = s / np.float64(k)
+            q = 0.0
+            for x in range(256):
+                v = np.float64(table[x])
+                if count[x] > 0 and abs(v) < np.inf:
+                    q += (v - mean) * (v - mean) * np.float64(count[x])
+            F[4 + side] = q
+    if F[16] > 0.0:
+        best = n
+        for x in range(256):
+            for y in range(256):
+                if J[x * 256 + y] != 0 and abs(np.float64(lt[y]) - np.float64(lr[x])) == F[16]:
+                    best = min(best, _first(a, b, x, y, best))
+        I[17] = best
+    if full and C > 0 and (split or I[14] + I[7] + I[11] > 0):
+        zf = np.float32(0)
+        for o in range(0, n, BLOCK):
+            m = min(BLOCK, n - o)
+            xr = p_f32(W)
+            xt = p_f32(W + 8 * BLOCK)
+            _decode(R, kr, o, m, xr)
+            _decode(T, kt, o, m, xt)
+            if I[4] + I[5] + I[8] + I[9] > 0:
+                for i in range(m):
+                    if not (abs(xr[i]) < np.inf and abs(xt[i]) < np.inf):
+                        xr[i] = zf
+                        xt[i] = zf
+            _rows(xr, xt, m, o, C, cd, cr, F, I)
+        if not split:
+            _worst_channel(C, cd, cr, F, I)
+
+
+@_kernel(entry=True)
+def compare(meta_address, count, tier, rtol, atol, thr_address, scratch, f_address, i_address, h_address):
+    """Compare `count` pairs. meta: (count, NM) int64; results: (count, NF) float64, (count, NI) int64, (count, BINS) int64, all
+    addresses of C-contiguous memory already set to the empty row. tier: 0 same, 1 core, 2 full."""
+    thr = p_f64(thr_address)
+    full = tier == 2
+    for k in range(count):
+        meta = p_i64(meta_address + k * (8 * NM))
+        F = p_f64(f_address + k * (8 * NF))
+        I = p_i64(i_address + k * (8 * NI))
+        H = p_i64(h_address + k * (8 * BINS))
+        R = meta[0]
+        T = meta[1]
+        n = meta[2]
+        kr = meta[3]
+        kt = meta[4]
+        C = meta[5]
+        split = meta[6] != 0
+        cd = p_f64(meta[7])
+        cr = p_f64(meta[8])
+        path = meta[9]
+        sr = _itemsize(kr)
+        st = _itemsize(kt)
+        I[0] = n
+        if path == PATH_SAME:
+            I[13] = 0 if _equal_bytes(R, T, n) else 1
+            continue
+        if full and C > 0 and not split:
+            for c in range(C):
+                cd[c] = 0.0
+                cr[c] = 0.0
+        if path == PATH_8:
+            _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H)
+        elif path == PATH_32:
+            _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
+                  np.float32(0), np.uint32(0), np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), 0, False)  # fmt: skip
+        else:
+            _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
+                  np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000), np.uint64(0x7FFFFFFFFFFFFFFF), 7, True)  # fmt: skip
+
+
+@_kernel()
+def _itemsize(code):
+    if code == 7 or code == 8 or code == 9:
+        return 8
+    if code == 0 or code == 12 or code == 13:
+        return 4
+    if code == 1 or code == 2 or code == 10 or code == 11:
+        return 2
+    return 1
+
+
+# ------------------------------------------------------------------------------------------------------------ one tensor
+
+
+@_kernel()
+def _mix(z):
+    """64 bits into 64 bits, one to one (finaliser of splitmix64, Steele, Lea, Flood 2014)."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@_kernel()
+def _checksum(a, m):
+    s = np.uint64(0)
+    for i in range(m):
+        s += _mix(np.uint64(a[i]))
+    return s
+
+
+@_kernel(fast=True)
+def _powers(x, m):
+    """Sums of x, x^2, |x|, x^3, x^4, and min and max, of m >= 1 finite values."""
+    s = 0.0
+    q = 0.0
+    ab = 0.0
+    cu = 0.0
+    fo = 0.0
+    lo = x[0]
+    hi = x[0]
+    for i in range(m):
+        v = x[i]
+        w = np.float64(v)
+        w2 = w * w
+        s += w
+        q += w2
+        ab += abs(w)
+        cu += w2 * w
+        fo += w2 * w2
+        lo = fmin(lo, v)
+        hi = fmax(hi, v)
+    return s, q, ab, cu, fo, np.float64(lo), np.float64(hi)
+
+
+@_kernel()
+def _describe(base, n, code, size, direct, zf, zu, exponent, magnitude, wide, full):
+    scratch = stack()
+    packed = stack()
+    nan = 0
+    inf = 0
+    zero = 0
+    finite = 0
+    lo = np.inf
+    hi = -np.inf
+    s = 0.0
+    q = 0.0
+    m2 = 0.0
+    ab = 0.0
+    cu = 0.0
+    fo = 0.0
+    check = np.uint64(0)
+    for o in range(0, n, BLOCK):
+        m = min(BLOCK, n - o)
+        at = base + o * size
+        if size == 4:
+            check += _checksum(p_u32(at), m)
+        elif size == 2:
+            check += _checksum(p_u16(at), m)
+        elif size == 8:
+            check += _checksum(p_u64(at), m)
+        else:
+            check += _checksum(p_u8(at), m)
+        if not full:
+            continue
+        x = pointer(at, zf)
+        if code != direct:
+            x = pointer(scratch, zf)
+            _fetch(base, code, o, m, x, wide)
+        nf, nz = _nonfinite_zero(pointer_of(x, zu), m, exponent, magnitude)
+        zero += nz
+        if nf:
+            y = pointer(packed, zf)
+            m, a, b = _finite_figures(x, y, m)
+            nan += a
+            inf += b
+            x = y
+            if m == 0:
+                continue
+        s1, q1, ab1, cu1, fo1, lo1, hi1 = _powers(x, m)
+        m2 = _join(finite, s, m2, m, s1, _block_m2(x, m, s1, q1))
+        s += s1
+        q += q1
+        ab += ab1
+        cu += cu1
+        fo += fo1
+        finite += m
+        if lo1 < lo:
+            lo = lo1
+        if hi1 > hi:
+            hi = hi1
+    return finite, nan, inf, zero, lo, hi, s, q, m2, ab, cu, fo, check
+
+
+@_kernel(entry=True)
+def describe(address, n, code, full):
+    """Figures of one tensor: (finite, nan, inf, zero, min, max, sum, sum of squares, squared deviations, |x|, x^3, x^4, checksum).
+
+    address of n elements of the type with this kernel code (not -1). full = 0: only the checksum is taken.
+    """
+    if code == 7 or code == 8 or code == 9 or code == 12 or code == 13:
+        return _describe(address, n, code, _itemsize(code), 7, np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000),
+                         np.uint64(0x7FFFFFFFFFFFFFFF), True, full != 0)  # fmt: skip
+    return _describe(address, n, code, _itemsize(code), 0, np.float32(0), np.uint32(0), np.uint32(0x7F800000),
+                     np.uint32(0x7FFFFFFF), False, full != 0)  # fmt: skip
+
+
+def checksum(data, itemsize) -> int:
+    """The checksum of `describe` with numpy alone: sum modulo 2^64 over the mixed bits of each element.
+
+    data: 1-D uint8 array, C-contiguous, canonical bytes. itemsize: 1, 2, 4, 8, or 16, where the second word is added to the
+    mixed first and mixed again. Equal for equal multisets of elements, whatever their order; else different but for one
+    chance in 2^64.
+    """
+    if itemsize == 1:
+        table = _mix_plain(np.arange(256, dtype=np.uint64))
+        return int((np.bincount(data, minlength=256).astype(np.uint64) * table).sum(dtype=np.uint64))
+    total = 0
+    step = (1 << 16) * itemsize
+    for o in range(0, data.size, step):
+        part = data[o : o + step]
+        if itemsize == 16:
+            pair = part.view(np.uint64).reshape(-1, 2)
+            mixed = _mix_plain(_mix_plain(pair[:, 0]) + pair[:, 1])
+        else:
+            mixed = _mix_plain(part.view(f"u{itemsize}").astype(np.uint64))
+        total += int(mixed.sum(dtype=np.uint64))
+    return total % (1 << 64)
+
+
+def _mix_plain(z):
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+# ------------------------------------------------------------------------------------------------------- compile and keep
+
+
+def _machine() -> str:
+    """What the compiled code depends on besides its source: Python, the processor and its features."""
+    about = [platform.machine(), platform.processor(), ".".join(map(str, sys.version_info[:3]))]
+    try:
+        wanted = ("model name", "flags", "Features", "CPU part")
+        seen = set()
+        with Path("/proc/cpuinfo").open() as lines:
+            for line in lines:
+                name = line.partition(":")[0].strip()
+                if name in wanted and name not in seen:
+                    seen.add(name)
+                    about.append(line)
+                if not name and seen:
+                    break
+    except OSError:
+        pass  # not Linux: the name of the processor has to do; numba checks the features itself
+    about.append(os.environ.get("NUMBA_CPU_NAME", "") + os.environ.get("NUMBA_CPU_FEATURES", ""))
+    return hashlib.sha256("|".join(about).encode()).hexdigest()[:12]
+
+
+def _private(folder: Path) -> bool:
+    """Make a folder that nobody else can write to. The cache holds machine code, so one that others may write is refused."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            return False
+        return os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def cache_dir() -> Path | None:
+    """Where compiled kernels are kept: $NUMBA_CACHE_DIR, else the user's cache folder, else one of our own in the temporary
+    folder; None when nothing is writable (they are then compiled again by every process). Named by version and source."""
+    source = Path(__file__)
+    try:
+        about = source.stat()
+        name = f"{__version__}-{about.st_size:x}-{about.st_mtime_ns:x}"
+    except OSError:
+        name = __version__
+    homes = []
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        homes.append(Path(os.environ["NUMBA_CACHE_DIR"]) / "whence")
+    if os.environ.get("XDG_CACHE_HOME"):
+        homes.append(Path(os.environ["XDG_CACHE_HOME"]) / "whence")
+    elif os.environ.get("LOCALAPPDATA"):
+        homes.append(Path(os.environ["LOCALAPPDATA"]) / "whence" / "cache")
+    else:
+        try:
+            home = Path.home()
+            homes.append(home / "Library" / "Caches" / "whence" if sys.platform == "darwin" else home / ".cache" / "whence")
+        except RuntimeError:
+            pass  # no home at all
+    homes.append(Path(tempfile.gettempdir()) / f"whence-{os.getuid() if hasattr(os, 'getuid') else 'cache'}")
+    for home in homes:
+        if _private(home / name):
+            return home / name
+    return None
+
+
+def _marker(folder: Path, entry: str) -> Path:
+    return folder / f"{entry}-{_machine()}.ready"
+
+
+def compiled(*entries: str) -> bool:
+    """Are the kernels on disk for this version and this machine? Does not import numba. entries: all when none is named."""
+    folder = cache_dir()
+    return folder is not None and all(_marker(folder, e).exists() for e in entries or ENTRIES)
+
+
+def loaded(*entries: str) -> bool:
+    """Are the kernels ready in this process?"""
+    return _loaded.issuperset(entries or ENTRIES)
+
+
+def load(*entries: str, report=None) -> None:
+    """Make the kernels callable in this process: from disk, or compiled and written there. entries: all when none is named.
+
+    report: told one line before a compilation, by default on standard error. Safe to call from several threads, any number
+    of times. Raises ImportError when numba is missing.
+    """
+    entries = entries or ENTRIES
+    if loaded(*entries):
+        return
+    with _lock:
+        if loaded(*entries):
+            return
+        folder = cache_dir()
+        if not (folder is not None and all(_marker(folder, e).exists() for e in entries)):
+            line = f"compiling kernels, once per machine (about {COMPILE_SECONDS} s) ..."
+            if report is None:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                report(line)
+        if _marked:
+            _decorate(folder)
+        scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+        at = scratch.ctypes.data
+        if "describe" in entries and "describe" not in _loaded:
+            globals()["describe"](at, 0, 0, 1)
+            _loaded.add("describe")
+        if "compare" in entries and "compare" not in _loaded:
+            globals()["compare"](at, 0, 2, 1e-3, 1e-5, THRESHOLDS.ctypes.data, at, at, at, at)
+            _loaded.add("compare")
+        if folder is not None:
+            try:
+                for entry in entries:
+                    _marker(folder, entry).touch()
+            except OSError:
+                pass  # a full disk: compiled again next time
+
+
+def warmup(report=print) -> float:
+    """Compile everything and keep it on disk. Returns the seconds it took; well under one when it was there already."""
+    start = time.perf_counter()
+    known = compiled()
+    load(report=report)
+    seconds = time.perf_counter() - start
+    folder = cache_dir()
+    report(f"kernels {'were ready' if known else 'compiled'} in {seconds:.1f} s, kept in {folder or 'memory only (nothing is writable)'}")
+    return seconds
+
+
+def _decorate(folder: Path | None) -> None:
+    """Turn the marked functions of this module into compiled ones. numba's own settings are put back afterwards."""
+    import numba as nb
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils, config
+    from numba.extending import intrinsic
+
+    space = globals()
+
+    def cast_pointer(element):
+        @intrinsic
+        def cast(typing, address):
+            def code(context, builder, signature, args):
+                return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+            return types.CPointer(element)(types.int64), code
+
+        return cast
+
+    for short in ("f32", "f64", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
+        element = getattr(types, {"f": "float", "i": "int", "u": "uint"}[short[0]] + short[1:])
+        space["p_" + short] = cast_pointer(element)
+
+    @intrinsic
+    def pointer(typing, address, like):
+        def code(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(like)(types.int64, like), code
+
+    @intrinsic
+    def pointer_of(typing, other, like):
+        def code(context, builder, signature, args):
+            return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(like)(other, like), code
+
+    @intrinsic
+    def zero_of(typing, like):
+        def code(context, builder, signature, args):
+            return args[0].type(0)
+
+        return like(like), code
+
+    @intrinsic
+    def tally(typing, count, flag):
+        def code(context, builder, signature, args):
+            return builder.add(args[0], builder.zext(args[1], args[0].type))
+
+        return count(count, types.boolean), code
+
+    def extremum(name):
+        @intrinsic
+        def pick(typing, x, y):
+            def code(context, builder, signature, args):
+                kind = args[0].type
+                suffix = {"float": "f32", "double": "f64"}[str(kind)]
+                found = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), f"llvm.{name}.{suffix}")
+                return builder.call(found, args, fastmath=("nnan", "nsz", "reassoc"))
+
+            return x(x, y), code
+
+        return pick
+
+    def convert(source, target, how):
+        @intrinsic
+        def cast(typing, x):
+            def code(context, builder, signature, args):
+                return how(builder, args[0])
+
+            return target(source), code
+
+        return cast
+
+    @intrinsic
+    def stack(typing):
+        def code(context, builder, signature, args):
+            place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), BLOCK))
+            return builder.ptrtoint(place, ir.IntType(64))
+
+        return types.int64(), code
+
+    space.update(
+        pointer=pointer,
+        pointer_of=pointer_of,
+        zero_of=zero_of,
+        tally=tally,
+        stack=stack,
+        fmax=extremum("maxnum"),
+        fmin=extremum("minnum"),
+        half_f32=convert(types.uint16, types.float32, lambda b, x: b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType())),
+        bits_f32=convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir.FloatType())),
+        f64_bits=convert(types.float64, types.int64, lambda b, x: b.bitcast(x, ir.IntType(64))),
+    )
+    before = config.CACHE_DIR
+    try:
+        config.CACHE_DIR = str(folder) if folder is not None else before
+        for function, fast, entry in _marked:
+            space[function.__name__] = nb.njit(
+                nogil=True,
+                error_model="numpy",
+                fastmath={"reassoc", "nsz"} if fast else False,
+                cache=entry and folder is not None,
+                **({} if entry else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}),
+            )(function)
+    finally:
+        config.CACHE_DIR = before
+    _marked.clear()
