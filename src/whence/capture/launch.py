@@ -143,8 +143,11 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
     return "torch was imported, but no module was called"
 
 
-def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str]) -> RunInfo:
-    """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known is left empty."""
+def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str] | None = None) -> RunInfo:
+    """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known is left empty.
+
+    versions: of the Python that computes; None when that is this process.
+    """
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -155,7 +158,7 @@ def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[
         user=user,
         host=socket.gethostname(),
         cwd=str(Path.cwd()),
-        versions=dict(versions),
+        versions=dict(interpreter.versions_here() if versions is None else versions),
         git=git_state(Path.cwd()),
         seed=options.seed,
         deterministic=options.deterministic,

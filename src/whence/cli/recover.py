@@ -10,11 +10,12 @@ import click
 
 @click.command("recover", help=__doc__)
 @click.argument("run", type=click.Path())
-def command(run: str) -> int:
+@click.option("--force", is_flag=True, help="Also while a process still writes to the run.")
+def command(run: str, force: bool) -> int:
     """Words -> `api.recover`."""
     from whence import api
+    from whence.report import plain
 
-    told = api.recover(run)
-    for line in told or (f"{run} is whole",):
-        click.echo(f"whence: {line}", err=True)
+    for line in api.recover(run, force=force) or (f"{run} holds no process folder: nothing to recover",):
+        click.echo(f"whence: {plain.clean(line)}", err=True)
     return 0

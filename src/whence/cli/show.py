@@ -1,0 +1,95 @@
+"""Show what a run holds: the program, its calls and tensors, the module tree, or one tensor in full.
+
+\b
+    whence show runs/ref                               what was run, then every call with its tensors
+    whence show runs/ref --tree                        the modules, numbered for --ids
+    whence show runs/ref layers.3.mlp                  one tensor: values, statistics, histogram
+    whence show runs/ref layers.3.mlp:input.0 --step 2
+    whence show runs/ref --format csv -o ref.csv
+
+NAME is a dotted module name, NAME:SLOT, or a tree number. PATTERN is shell style ('layers.*.mlp'), or re: and a regular
+expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.report.show import Choice
+
+LIMIT = 2000
+
+
+@click.command("show", help=__doc__)
+@click.argument("run_path", metavar="RUN", type=click.Path())
+@click.argument("name", required=False)
+@click.option("--name", "pattern", metavar="PATTERN", default="", help="Only calls whose name matches.")
+@click.option("--ids", metavar="3,7_1", help="Only calls with these tree numbers, and what they call.")
+@click.option("--step", type=int, metavar="N", help="Only this step.")
+@click.option("--tree", is_flag=True, help="The numbered tree of module calls.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "csv", "table"]), default="text", show_default=True)
+@click.option("--all", "everything", is_flag=True, help=f"Text: every tensor, however many (else the first {LIMIT}).")
+@click.option("-o", "--output", metavar="FILE", help="Write to this file instead of the terminal.")
+@click.option("--force", is_flag=True, help="Replace FILE when it exists.")
+def command(
+    run_path: str,
+    name: str | None,
+    pattern: str,
+    ids: str | None,
+    step: int | None,
+    tree: bool,
+    form: str,
+    everything: bool,
+    output: str | None,
+    force: bool,
+) -> int:
+    """Words -> `api.open_run` -> `report.show`."""
+    if tree and form != "text":
+        raise click.UsageError(f"--tree is text; --format {form} holds the tree numbers of every call")
+    if tree and name:
+        raise click.UsageError("--tree shows modules and NAME one tensor; ask for one of them (--name PATTERN chooses in the tree)")
+    if name and form in ("csv", "table"):
+        raise click.UsageError(f"one tensor is text or json; for --format {form} choose calls with --name {name}")
+    from whence import api
+    from whence.report.show import Choice
+
+    numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
+    run = api.open_run(run_path)
+    lines = _lines(run, Choice(pattern, numbers, step), name, tree, form, None if everything or output else LIMIT)
+    if output is None:
+        for line in lines:
+            click.echo(line)
+    else:
+        _write(Path(output), lines, force)
+    return 0
+
+
+def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, limit: int | None) -> Iterator[str]:
+    from whence.report import show
+
+    if name:
+        return show.one_json(run, name, choice) if form == "json" else show.one(run, name, choice)
+    if tree:
+        return show.tree(run, choice)
+    if form == "text":
+        return show.text(run, choice, limit)
+    views = {"json": show.json, "csv": show.csv, "table": show.table}
+    return views[form](run, choice)
+
+
+def _write(path: Path, lines: Iterator[str], force: bool) -> None:
+    from whence.errors import OutputExists, StoreFailed
+
+    if path.exists() and path.is_file() and not force:
+        raise OutputExists(f"{path} exists; --force replaces it")
+    try:
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as err:
+        raise StoreFailed(f"cannot write {path}: {err.strerror or err}") from err

@@ -1,0 +1,55 @@
+"""Plain text that is safe to print: names from a run are untrusted, numbers and sizes are short, columns are straight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def clean(text: object) -> str:
+    """Text without anything a terminal would obey: control characters, escapes and direction marks shown as \\x1b, \\u202e."""
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else _shown(c) for c in plain)
+
+
+def cell(text: object) -> str:
+    """Clean text for a spreadsheet: what it would take for a formula is quoted. For names only; numbers need no guard."""
+    plain = clean(text)
+    return "'" + plain if plain[:1] in ("=", "+", "-", "@") else plain
+
+
+def number(value: float | None) -> str:
+    """Six significant digits; "-" for a number that is not defined."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def count(value: int, noun: str = "", plural: str = "") -> str:
+    """ "1 204", or with a noun "1 step", "1 204 calls"."""
+    grouped = f"{value:,}".replace(",", " ")
+    return f"{grouped} {noun if value == 1 else plural or noun + 's'}" if noun else grouped
+
+
+def size(nbytes: float) -> str:
+    """Bytes in decimal units with three digits: "0 B", "412 MB", "1.25 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"
+
+
+def shape(extents: Sequence[int]) -> str:
+    """ "[2, 3]"; "[]" for a single number."""
+    return "[" + ", ".join(str(e) for e in extents) + "]"
+
+
+def columns(rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ") -> Iterator[str]:
+    """Rows as lines with straight columns, nothing cut. right: positions of columns that align right."""
+    table = [list(row) for row in rows]
+    widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(max(map(len, table), default=0))]
+    for row in table:
+        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row))
+        yield gap.join(padded).rstrip()
+
+
+def _shown(character: str) -> str:
+    return ascii(character)[1:-1] if not character.isprintable() and ord(character) != 0xA0 else " "
