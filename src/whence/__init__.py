@@ -1,3 +1,41 @@
-"""whence: from which operator does the error come?"""
+"""whence: from which operator does the error come?
+
+    with whence.capture(model, "runs/ref"):
+        model(x)
+    print(whence.compare("runs/ref", "runs/tgt").status)
+
+Importing it loads no framework; what a name needs is imported on first use.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whence.api import capture as capture
+    from whence.api import compare, load_comparison, open_run
 
 __version__ = "0.1.0"
+__all__ = ["capture", "compare", "load_comparison", "open_run"]
+
+
+class _Whence(ModuleType):
+    """The package, with `whence.capture` the function although a room of that name exists.
+
+    Importing a submodule sets it as an attribute of its package; for `capture` that is passed over (the room is still
+    reached by `from whence.capture import ...`).
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in __all__:
+            from whence import api
+
+            return getattr(api, name)
+        raise AttributeError(f"module 'whence' has no attribute {name!r}")
+
+
+sys.modules[__name__].__class__ = _Whence

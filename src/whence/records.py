@@ -408,7 +408,7 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
 def regions(calls: Sequence[Call]) -> Iterator[Region]:
     """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
 
-    A stretch sees its container's inputs and parameters and the outputs of the children before it; what a later child
+    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs and parameters and the outputs of the children before it; what a later child
     reads, or the container returns, and was not visible before, the stretch made. Parameters of a child are the child's.
     """
     below = children(calls)
@@ -423,15 +423,12 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
         seen = dict.fromkeys(reads)
         for place, kid in enumerate(kids):
             child = calls[kid]
-            made = [r.record for r in child.slots("input") if r.record not in seen]
-            if made:
-                yield Region(call.id, place, tuple(seen), tuple(dict.fromkeys(made)))
-                seen.update(dict.fromkeys(made))
+            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in seen)
+            yield Region(call.id, place, tuple(seen), tuple(made))
+            seen.update(made)
             yield from walk(child)
             seen.update(dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated"))))
-        made = [r for r in writes if r not in seen]
-        if made:
-            yield Region(call.id, len(kids), tuple(seen), tuple(dict.fromkeys(made)))
+        yield Region(call.id, len(kids), tuple(seen), tuple(dict.fromkeys(r for r in writes if r not in seen)))
 
     for root in below.get(-1, []):
         yield from walk(calls[root])

@@ -1,6 +1,7 @@
 """Verdicts + data flow -> findings."""
 
 from whence.locate.findings import GUILTY, Judged, between, findings, order_and_taint
+from whence.locate.programs import difference as program_difference
 from whence.locate.status import decide
 
-__all__ = ["GUILTY", "Judged", "between", "decide", "findings", "order_and_taint"]
+__all__ = ["GUILTY", "Judged", "between", "decide", "findings", "order_and_taint", "program_difference"]

@@ -1,4 +1,4 @@
-"""Wires the rooms: what code and the command line call. This module alone knows the order of the stages."""
+"""A run on disk, and a command run under capture."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def open_run(path: str) -> Run:
     """A run on disk, lazily. Raises UnreadableRun saying what was found instead."""
     from whence import store
 
-    run: Run = store.open_run(path)
-    return run
+    return store.open_run(path)
 
 
 def run_command(command: Sequence[str], run_path: str, **options: Any) -> int:
@@ -42,19 +41,29 @@ def run_command(command: Sequence[str], run_path: str, **options: Any) -> int:
     )
 
 
-def scrub(path: str) -> None:
-    """Remove every element and the command from a run; names, shapes, statistics and hashes stay. Cannot be undone."""
+def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple[int, int]:
+    """Remove elements and what tells who ran what from a run; names, shapes, statistics and hashes stay. Cannot be undone.
+
+    names: patterns; only elements of these. Returns how many records lost their elements and how many bytes the run shrank by.
+    """
     from whence import store
 
-    store.scrub(path)
+    done = store.scrub(path, tuple(names) or None, force=force)
+    return done.records, done.nbytes
 
 
-def recover(path: str) -> tuple[str, ...]:
-    """Finish a run whose capture was killed; returns a line for everything that was repaired."""
+def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
+    """Finish a run whose capture was killed; returns a sentence for every process folder. force: also while one still writes."""
     from whence import store
 
-    done = store.recover(path)
-    return tuple(done or ())
+    told = []
+    for done in store.recover(path, force=force):
+        parts = [f"{done.folder}: {done.records} records readable"]
+        parts += [f"finished {', '.join(done.finished)}"] if done.finished else []
+        parts += [f"{done.lost} records without their elements"] if done.lost else []
+        parts += [f"{done.cut_bytes} torn bytes cut from the journal"] if done.cut_bytes else []
+        told.append(", ".join(parts))
+    return tuple(told)
 
 
 def warmup() -> None:

@@ -1,0 +1,147 @@
+"""Capture a live program: as a context manager in code, or attached to a process that `whence run` started."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whence.capture.options import CaptureOptions
+    from whence.capture.session import Session
+    from whence.records import RunInfo
+
+_SHARE_OF_FREE_SPACE = 4
+
+
+@contextmanager
+def capture(model: Any, path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, **options: Any) -> Iterator[Session]:
+    """Capture every call of `model` (a torch module) and of the modules below it while the block runs, into the run `path`.
+
+        with whence.capture(model, "runs/ref"):
+            model(x)
+
+    options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots, steps, keep, max_bytes, no_inputs,
+    programs, force ... A misspelt one fails at once. on_record: a function (op type, name, tensor) -> numbers for columns.
+    The captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
+    a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
+    """
+    from whence import store
+    from whence.capture.options import make
+    from whence.capture.torch_modules import Listener
+    from whence.errors import CaptureError
+
+    chosen = make(**options)
+    if not hasattr(model, "named_modules"):
+        raise CaptureError(f"capture needs a torch.nn.Module, found {type(model).__name__}; another framework is captured by `whence run`")
+    folder = os.fspath(path)
+    store.create(folder, _info(chosen), force=chosen.force)
+    session = _session(folder, chosen, on_record)
+    listener = Listener(session, model, find_external=_externals(model, chosen))
+    listener.install()
+    try:
+        yield session
+    finally:
+        listener.remove()
+        session.close()
+
+
+def attach(options: CaptureOptions, run_path: str) -> None:
+    """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
+    from whence.capture.torch_modules import Listener
+
+    chosen = options
+    if chosen.ranks is not None and _rank() not in chosen.ranks:
+        return
+
+    def start() -> Listener:
+        listener = Listener(_session(run_path, chosen, None), None, find_external=_externals(None, chosen))
+        listener.install()
+        return listener
+
+    current = start()
+
+    def finish() -> None:
+        current.remove()
+        current.session.close()
+
+    def renew() -> None:
+        # A forked child shares the parent's file descriptors and must not write to them: it captures into a folder of its own.
+        nonlocal current
+        current.abandon()
+        current = start()
+        # multiprocessing ends its children without atexit; its own finalizers do run.
+        multiprocessing.util.Finalize(None, finish, exitpriority=10)
+
+    atexit.register(finish)
+    os.register_at_fork(after_in_child=renew)
+
+
+def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None) -> Session:
+    from whence import store
+    from whence.capture.session import Session
+
+    limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
+    return Session(lambda rank: store.Writer(folder, rank), options, max_bytes=limit, rank=_rank(), on_record=on_record)
+
+
+def default_max_bytes(folder: str) -> int:
+    """The smaller of 20 GB and a quarter of the free space where the run is written."""
+    from whence.capture.options import DEFAULT_MAX_BYTES
+
+    place = Path(folder)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return min(DEFAULT_MAX_BYTES, shutil.disk_usage(place).free // _SHARE_OF_FREE_SPACE)
+
+
+def _rank() -> int:
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
+
+
+def _info(options: CaptureOptions) -> RunInfo:
+    """What is known of this process, for a run that was started in code."""
+    import sys
+
+    from whence.capture import interpreter, launch
+
+    return launch.describe(tuple(sys.argv), options, interpreter.versions_here())
+
+
+def _externals(model: Any, options: CaptureOptions) -> Any:
+    """Looks a parameter's bytes up in the checkpoint files this process reads; None when there are none."""
+    from whence import store
+
+    given = list(options.weights)
+
+    def find(digest: bytes, dtype: str, shape: tuple[int, ...], data: Any) -> Any:
+        files = given or _checkpoints(model)
+        return store.find_external(digest, dtype, shape, data, files) if files else None
+
+    return find
+
+
+def _checkpoints(model: Any) -> list[str]:
+    """Checkpoint files this process has mapped, and those beside the model's name when that is a folder."""
+    found: dict[str, None] = {}
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(model, "name_or_path", "")
+    if isinstance(name, str) and name and Path(name).is_dir():
+        found.update(dict.fromkeys(str(p) for p in sorted(Path(name).glob("*.safetensors"))))
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        place = line.partition("/")
+        if place[1] and place[2].endswith((".safetensors", ".gguf")):
+            found["/" + place[2]] = None
+    return list(found)

@@ -1,0 +1,521 @@
+"""The stages of a comparison in order: first things first, plan, measure, judge (exact, replay, growth), locate."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import __version__, align, judge, locate, metrics
+from whence.api.replaying import Replayer
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Record, Region, Run, children, regions
+from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
+
+_SEVERITY = ("identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable",
+             "structural", "param-diff", "introduced")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How two runs are compared.
+
+    replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
+    rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
+    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    """
+
+    replay: bool = True
+    strict: bool = False
+    min_coverage: float = 0.9
+    tier: str = "full"
+    rtol: float = 1e-3
+    atol: float = 1e-5
+    allow: tuple[str, ...] = ()
+    threads: int | None = None
+    progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
+
+
+def compare_runs(reference: Run, target: Run, options: CompareOptions) -> Comparison:
+    """Compare two opened runs. Reads both, writes nothing."""
+    return _Comparing(reference, target, options).result()
+
+
+class _Comparing:
+    def __init__(self, reference: Run, target: Run, options: CompareOptions) -> None:
+        self.reference, self.target, self.options = reference, target, options
+        self.timing: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.calls = reference.calls
+        self.kids = children(align.selected(self.calls))
+
+    # ---- the stages
+
+    def result(self) -> Comparison:
+        with self._timed("plan"):
+            self.plan = align.plan(self.reference, self.target)
+            self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
+            self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+        with self._timed("measure"):
+            self.measured = self._measure()
+        self.inputs_differ, self.diverged = self._first_things()
+        with self._timed("judge"):
+            self.regions = list(regions(self.calls))
+            verdicts = self._judge()
+        with self._timed("locate"):
+            judged = locate.order_and_taint(self.calls, self.regions, verdicts)
+            found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
+        per_call = self._per_call(verdicts)
+        coverage = self._coverage(per_call)
+        every = tuple(verdicts.values())
+        status, why = locate.decide(
+            found, every, coverage, inputs_differ=bool(self.inputs_differ), strict=self.options.strict, min_coverage=self.options.min_coverage
+        )
+        return Comparison(
+            status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path, findings=tuple(found),
+            first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
+            unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
+            incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=tuple([*self.notes, *self._run_notes()]),
+            environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
+        )  # fmt: skip
+
+    # ---- measure
+
+    def _measure(self) -> dict[tuple[int, int], Measured]:
+        wanted = dict.fromkeys((s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots)
+        out: dict[tuple[int, int], Measured] = {}
+        left: list[tuple[int, int]] = []
+        records_a, records_b = self.reference.records, self.target.records
+        for key in wanted:
+            a, b = records_a[key[0]], records_b[key[1]]
+            if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
+                out[key] = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+            elif a.shape != b.shape:
+                out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
+            else:
+                left.append(key)
+        readable: list[tuple[int, int]] = []
+
+        def arrays() -> Iterator[tuple[Array, Array]]:
+            for key in left:
+                try:
+                    pair = self.reference.array(key[0]), self.target.array(key[1])
+                except ElementsMissing as error:
+                    out[key] = Measured("none", False, why=str(error))
+                    continue
+                readable.append(key)
+                self._tell(len(readable), len(left), "measuring")
+                yield pair
+
+        results = metrics.measure_many(
+            arrays(), tier=self.options.tier, rtol=self.options.rtol, atol=self.options.atol, threads=self.options.threads
+        )
+        out.update(zip(readable, results, strict=True))
+        return out
+
+    def _error(self, slot: SlotPair) -> judge.Error:
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
+
+    # ---- first things first
+
+    def _first_things(self) -> tuple[list[str], dict[tuple[str, int], str]]:
+        """(root inputs that differ without an explanation, steps whose tokens parted within noise with the sentence that says so)."""
+        made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        sentences: list[str] = []
+        parted: dict[tuple[str, int], str] = {}
+        for pair, slots in zip(self.plan.pairs, self.slots):
+            call = self.calls[pair.reference]
+            if call.parent != -1:
+                continue
+            for slot in slots.values():
+                if not slot.reference_slot.startswith("input") or slot.reference_record in made:
+                    continue
+                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                error = self._error(slot)
+                limit = 2 * _u(a, b)
+                if error.exact or (error.value is not None and error.value <= limit):
+                    continue
+                if any(root == call.root and step < call.step for root, step in parted):
+                    continue
+                sentence = self._input_sentence(call, slot)
+                why = self._token_flip(pair, slot) if call.step > 0 else ""
+                if why:
+                    parted[call.root, call.step - 1] = why
+                    self.notes.append(why)
+                else:
+                    sentences.append(sentence)
+        return sentences, parted
+
+    def _input_sentence(self, call: Call, slot: SlotPair) -> str:
+        name = slot.reference_slot.removeprefix("input.")
+        where = f"{call.root} step {call.step}: {name}"
+        arrays = self._arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape:
+            return f"{where} ({self.measured[slot.reference_record, slot.target_record].why or 'different content'})"
+        different = np.argwhere(arrays[0] != arrays[1])
+        if different.size == 0 and arrays[0].ndim:
+            return f"{where} ({arrays[0].dtype} against {arrays[1].dtype})"
+        at = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
+        return f"{where} at {list(at)}: {arrays[0][at]} against {arrays[1][at]} ({len(different)} of {arrays[0].size} differ)"
+
+    def _token_flip(self, pair: CallPair, slot: SlotPair) -> str:
+        """Tokens that differ because the scores of the step before were a near tie: a sentence; "" when that does not explain them."""
+        call = self.calls[pair.reference]
+        arrays = self._arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].dtype.kind not in "iu" or arrays[0].ndim == 0:
+            return ""
+        before = next(
+            (s for p, s in zip(self.plan.pairs, self.slots)
+             if (c := self.calls[p.reference]).parent == -1 and c.root == call.root and c.step == call.step - 1 and c.rank == call.rank),
+            None,
+        )  # fmt: skip
+        for score in (before or {}).values():
+            if not score.reference_slot.startswith("output"):
+                continue
+            scores = self._arrays(score)
+            if scores is None or scores[0].ndim < 2 or scores[0].dtype.kind in "iub" or scores[0].shape != scores[1].shape:
+                continue
+            flips = _flips(arrays, scores)
+            if flips:
+                a, b, gap, noise = flips
+                return f"step {call.step - 1}: token {a} against {b}; the scores part them by {gap:.3g}, within their own difference {noise:.3g}: inherited"
+        return ""
+
+    def _arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
+        try:
+            return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
+        except ElementsMissing:
+            return None
+
+    # ---- judge
+
+    def _judge(self) -> dict[tuple[int, int], Verdict]:
+        """A verdict for every region whose call has a partner, by (reference call, stretch)."""
+        self.first: dict[int, int] = {}
+        self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
+        self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
+        verdicts: dict[tuple[int, int], Verdict] = {}
+        for done, region in enumerate(self.regions):
+            index = self.pair_of.get(region.call)
+            if index is None:
+                continue
+            self._tell(done + 1, len(self.regions), "judging")
+            pair = self.plan.pairs[index]
+            if region.stretch < 0:
+                verdicts[region.call, -1] = self._leaf(index, pair)
+            else:
+                verdict = self._stretch(index, pair, region)
+                if verdict is not None:
+                    verdicts[region.call, region.stretch] = verdict
+        return verdicts
+
+    def _leaf(self, index: int, pair: CallPair) -> Verdict:
+        call, other = self.calls[pair.reference], self.target.calls[pair.target]
+        slots = self.slots[index]
+        inputs, outputs, parameters = self._sorted(call, slots)
+        for slot in (*inputs, *outputs):
+            self.first.setdefault(slot.reference_record, slot.target_record)
+        in_errors = [self._error(s) for s in inputs]
+        out_errors = [self._error(s) for s in outputs]
+        u = max((e.u for e in out_errors), default=0.0)
+        evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
+        first = judge.judge_leaf(evidence)
+        if first.verdict in ("identical", "structural") or self.replayer is None:
+            return first if self.replayer is not None else _annotate(first, "--no-replay")
+        local, why = self.replayer.figures(call, other, slots, self._given_parameters(call, slots))
+        if local is None:
+            return judge.judge_leaf(_but(evidence, no_replay=why))
+        evidence = _but(evidence, local=local)
+        verdict = judge.judge_leaf(evidence)
+        if verdict.verdict == "introduced":
+            cause, words = self.replayer.cause(call, other)
+            verdict = judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+        return verdict
+
+    def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
+        """A container's own operators between two children: what the next child reads (or the container returns) against all it could see."""
+        kids = self.kids.get(region.call, [])
+        outputs: list[SlotPair] = []
+        if region.stretch < len(kids):
+            child = self.pair_of.get(kids[region.stretch])
+            candidates = self.slots[child].values() if child is not None else ()
+            outputs = [s for s in candidates if s.reference_slot.startswith("input")]
+        else:
+            outputs = [s for s in self.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))]
+        made = set(region.outputs)
+        own: list[SlotPair] = []
+        for slot in outputs:
+            seen = self.first.setdefault(slot.reference_record, slot.target_record)
+            handed_on = slot.reference_record not in made
+            # The reference handed this tensor on untouched; the target may have done something to it.
+            if not handed_on or (seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash):
+                own.append(slot)
+        parameters: list[tuple[str, judge.ParameterDifference]] = []
+        if region.stretch == 0:
+            _, _, parameters = self._sorted(self.calls[region.call], self.slots[index])
+        wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
+        if not own and not wrong:
+            return None
+        errors_in = [self._error(SlotPair("", "", r, self.first[r])) for r in region.inputs if r in self.first and (r, self.first[r]) in self.measured]
+        errors_out = [self._error(s) for s in own]
+        if wrong:
+            verdict = judge.judge_leaf(judge.LeafEvidence(index, errors_in, errors_out, max((e.u for e in errors_out), default=0.0), parameters))
+            return _but_verdict(verdict, stretch=region.stretch)
+        growth = judge.grow(errors_in, errors_out, max((e.u for e in errors_out), default=0.0))
+        return judge.judge_region(index, region.stretch, growth)
+
+    def _sorted(
+        self, call: Call, slots: Mapping[str, SlotPair]
+    ) -> tuple[list[SlotPair], list[SlotPair], list[tuple[str, judge.ParameterDifference]]]:
+        """(inputs, outputs, exactly comparable parameters) of a paired call.
+
+        A parameter that changed during the run (an optimiser, running statistics) is state: an input that carries noise.
+        """
+        inputs: list[SlotPair] = []
+        outputs: list[SlotPair] = []
+        parameters: list[tuple[str, judge.ParameterDifference]] = []
+        for slot in slots.values():
+            kind = slot.reference_slot.partition(".")[0]
+            if kind == "input":
+                inputs.append(slot)
+            elif kind in ("output", "mutated"):
+                outputs.append(slot)
+            elif kind == "param":
+                if self._is_given(call, slot):
+                    parameters.append((slot.reference_slot, self._parameter(slot)))
+                else:
+                    inputs.append(slot)
+        return inputs, outputs, parameters
+
+    def _is_given(self, call: Call, slot: SlotPair) -> bool:
+        """Is this parameter as the run started with, not as the run changed it?"""
+        key = (call.root, call.scope, slot.reference_slot)
+        return self.first_params.setdefault(key, (slot.reference_record, slot.target_record)) == (slot.reference_record, slot.target_record)
+
+    def _given_parameters(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
+        return {s.reference_slot: self._is_given(call, s) for s in slots.values() if s.reference_slot.startswith("param")}
+
+    def _parameter(self, slot: SlotPair) -> judge.ParameterDifference:
+        key = (slot.reference_record, slot.target_record)
+        known = self.parameter_cache.get(key)
+        if known is None:
+            if self.measured[key].identical:
+                known = judge.ParameterDifference(True, True)
+            else:
+                arrays = self._arrays(slot)
+                if arrays is None:
+                    known = self._parameter_from_hash(slot)
+                else:
+                    known = judge.parameters(*arrays)
+            self.parameter_cache[key] = known
+        return known
+
+    def _parameter_from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
+            return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
+        return judge.ParameterDifference(False, False, "elements were not kept")
+
+    def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
+        def clash(slot: SlotPair) -> bool:
+            return self.reference.records[slot.reference_record].shape != self.target.records[slot.target_record].shape
+
+        wrong = [s for s in outputs if clash(s)]
+        if not wrong or any(clash(s) for s in inputs):
+            return ""
+        slot = wrong[0]
+        return f"{slot.reference_slot} has {self.measured[slot.reference_record, slot.target_record].why}, its inputs agree in shape"
+
+    # ---- what is reported
+
+    def _per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
+        """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
+        worst: dict[int, str] = {}
+        for (call, _), verdict in verdicts.items():
+            old = worst.get(call)
+            if old is None or _SEVERITY.index(verdict.verdict) > _SEVERITY.index(old):
+                worst[call] = verdict.verdict
+        for pair, slots in zip(self.plan.pairs, self.slots):
+            outputs = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
+            if pair.reference not in worst:
+                measured = [self.measured[s.reference_record, s.target_record] for s in outputs]
+                same = all(m.identical for m in measured)
+                worst[pair.reference] = "identical" if same else "inherited"
+            if outputs and all(self._error(s).value is None for s in outputs) and worst[pair.reference] not in ("structural", "param-diff"):
+                worst[pair.reference] = "incomparable"
+        return worst
+
+    def _coverage(self, per_call: Mapping[int, str]) -> Coverage:
+        selected = align.selected(self.calls)
+        measured = 0
+        root_ok = bool(self.plan.pairs)
+        paired = {p.reference: i for i, p in enumerate(self.plan.pairs)}
+        for call in selected:
+            index = paired.get(call.id)
+            full = index is not None and self._outputs_known(call, index)
+            measured += full
+            if call.parent == -1 and not full:
+                root_ok = False
+        replayer = self.replayer
+        leaves = [c for c in selected if c.leaf]
+        return Coverage(
+            len(selected), len(self.plan.pairs), measured, replayer.replayed if replayer else 0, sum(1 for c in leaves if c.program), root_ok
+        )
+
+    def _outputs_known(self, call: Call, index: int) -> bool:
+        slots = self.slots[index]
+        for ref in (*call.slots("output"), *call.slots("mutated")):
+            slot = slots.get(ref.slot)
+            if slot is None or self._error(slot).value is None:
+                # Empty tensors and lone reasons hold nothing that could differ.
+                if slot is not None and self.reference.records[ref.record].count == 0:
+                    continue
+                return False
+        return True
+
+    def _evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
+        kinds = {v.evidence for v in verdicts}
+        if "replay" in kinds:
+            return "replay"
+        if "statistics" in kinds:
+            return "statistics"
+        return "two dumps" if kinds or any(found) else ""
+
+    def _first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
+        for pair in self.plan.pairs:
+            verdict = per_call.get(pair.reference, "identical")
+            if verdict in ("identical", "noise", "declared"):
+                continue
+            call = self.calls[pair.reference]
+            if verdict == "inherited" and call.parent == -1:
+                continue
+            return {"name": call.scope or call.root, "op_type": call.op_type, "step": call.step, "rank": call.rank, "verdict": verdict}
+        return None
+
+    def _incomparable(self) -> int:
+        keys = {(s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots}
+        records = self.reference.records
+        return sum(1 for k in keys if self.measured[k].tier == "none" and records[k[0]].count and self._error(SlotPair("", "", *k)).value is None)
+
+    def _rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
+        for index, pair in enumerate(self.plan.pairs):
+            call, verdict = self.calls[pair.reference], per_call.get(pair.reference, "")
+            name = call.scope or call.root
+            for slot in pair.slots:
+                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                yield Row(
+                    index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
+                    slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
+                    self.measured[slot.reference_record, slot.target_record],
+                )  # fmt: skip
+
+    def _with_worst(self, finding: Finding) -> Finding:
+        """Add the element with the largest error, as both sides have it."""
+        if finding.pair < 0 or finding.verdict == "param-diff":
+            return finding
+        slots = self.slots[finding.pair]
+        slot = slots.get(finding.slot) or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
+        if slot is None:
+            return finding
+        measured = self.measured[slot.reference_record, slot.target_record]
+        arrays = self._arrays(slot)
+        at = measured.max_abs_index
+        if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
+            return finding
+        numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
+        return _but_finding(
+            finding, slot=slot.reference_slot, worst_index=at, worst_reference=_number(arrays[0][at]), worst_target=_number(arrays[1][at]),
+            numbers={**finding.numbers, **numbers},
+        )  # fmt: skip
+
+    def _run_notes(self) -> list[str]:
+        out = []
+        for side, run in (("reference", self.reference), ("target", self.target)):
+            if run.ended:
+                out.append(f"{side}: {run.ended}")
+            out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+            hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
+            out += [f"{side}: {h}" for h in sorted(hidden)]
+        return out
+
+    def _versions(self) -> dict[str, str]:
+        return {"whence": __version__, "format": str(self.reference.info.format)}
+
+    def _tell(self, done: int, of: int, what: str) -> None:
+        if self.options.progress is not None:
+            self.options.progress(done, of, what)
+
+    def _timed(self, name: str) -> _Timer:
+        return _Timer(self.timing, name)
+
+
+class _Timer:
+    def __init__(self, table: dict[str, float], name: str) -> None:
+        self.table, self.name = table, name
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        self.table[f"{self.name}_s"] = time.perf_counter() - self.start
+
+
+def _u(a: Record, b: Record) -> float:
+    """Unit roundoff of the coarser side; 0 when either is an exact kind."""
+    ua, ub = judge.unit_roundoff(a.dtype), judge.unit_roundoff(b.dtype)
+    return max(ua, ub) if ua and ub else 0.0
+
+
+def _shape(record: Record) -> str:
+    return f"({', '.join(map(str, record.shape))})"
+
+
+def _number(value: Any) -> float | None:
+    number = complex(value)
+    return number.real if np.isfinite(number.real) else None
+
+
+def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[int, int, float, float] | None:
+    """(token, other token, gap, noise) of the first differing token, when every difference is the argmax of near-tied scores."""
+    differ = np.argwhere(tokens[0] != tokens[1])
+    first: tuple[int, int, float, float] | None = None
+    for at in differ:
+        row = int(at[0]) if tokens[0].ndim > 1 else 0
+        a, b = (s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1]) for s in scores)
+        if row >= a.shape[0]:
+            return None
+        x, y = a[row, -1], b[row, -1]
+        i, j = int(tokens[0][tuple(at)]), int(tokens[1][tuple(at)])
+        if not (0 <= i < x.size and 0 <= j < x.size) or int(x.argmax()) != i or int(y.argmax()) != j:
+            return None
+        gap, noise = float(x[i] - x[j]), float(np.abs(x - y).max())
+        if gap > 2 * noise:
+            return None
+        first = first or (i, j, gap, noise)
+    return first
+
+
+def _but(evidence: judge.LeafEvidence, **changes: Any) -> judge.LeafEvidence:
+    return dataclasses.replace(evidence, **changes)
+
+
+def _but_verdict(verdict: Verdict, **changes: Any) -> Verdict:
+    return msgspec.structs.replace(verdict, **changes)
+
+
+def _but_finding(finding: Finding, **changes: Any) -> Finding:
+    return msgspec.structs.replace(finding, **changes)
+
+
+def _annotate(verdict: Verdict, note: str) -> Verdict:
+    return verdict if not note or verdict.verdict == "identical" else _but_verdict(verdict, sentence=f"{verdict.sentence} ({note})")

@@ -1,0 +1,208 @@
+"""Replays the reference's programs on the target's inputs, and remembers which programs may be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whence import dtypes, judge, locate
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
+from whence.records import Call, Program, Run
+from whence.results import SlotPair
+
+# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
+_CHECKS = 3
+
+
+class Replayer:
+    """Figures of leaf calls from replay, with every refusal counted by its reason.
+
+    Needs torch; without it every call is refused with the pip command. Programs are loaded and checked once each.
+    """
+
+    def __init__(self, reference: Run, target: Run, *, allow: Sequence[str] = ()) -> None:
+        self.reference, self.target, self.allow = reference, target, tuple(allow)
+        self.replayed = 0
+        self.refused: Counter[str] = Counter()
+        self._loaded: dict[tuple[int, str], Any] = {}
+        self._checked: Counter[tuple[int, str]] = Counter()
+        self._failed: dict[tuple[int, str], str] = {}
+
+    def figures(
+        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+    ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
+        """(figures by output slot, "") of one leaf call, or (None, why it could not be replayed).
+
+        given: parameter slots -> whether the run started with that value (then a correct target holds the reference's,
+        rounded) or changed it (then the target's own value is an input like any other).
+        """
+        local, why = self._figures(call, other, slots, given)
+        if local is None:
+            self.refused[why] += 1
+        else:
+            self.replayed += 1
+        return local, why
+
+    def _figures(
+        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+    ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
+        if not call.program:
+            return None, call.no_program or "no program was recorded"
+        try:
+            loaded = self._trusted(self.reference, 0, call)
+            program = self.reference.programs[call.program]
+            inputs, strides = self._inputs(program, slots)
+            params = self._params(program, slots, given)
+            outputs = [(slot, slots[slot]) for slot, _ in program.outputs if slot in slots]
+            if not outputs:
+                return None, "the target has none of its outputs"
+            produced = {slot: self.target.array(pair.target_record) for slot, pair in outputs}
+            wide, working = self._dtypes(call, slots, produced.values())
+            r = loaded.run(inputs, params, working=wide, strides=strides)
+            w = self._working(loaded, inputs, params, working, wide, strides)
+            terms = loaded.reduction_length({slot: a.shape for slot, a in inputs.items()})
+            local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms)) for slot, pair in outputs]
+            if max(item.score for _, item in local) > 1:
+                # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
+                stepwise = self._working(loaded, inputs, params, working, wide, strides, stepwise=True)
+                again = [(slot, self._measure(slot, pair, produced[slot], r, stepwise, terms)) for slot, pair in outputs]
+                local = [min(a, b, key=lambda item: item[1].score) for a, b in zip(local, again)]
+        except (ReplayRefused, ElementsMissing) as error:
+            return None, str(error)
+        return local, ""
+
+    def _measure(
+        self, slot: str, pair: SlotPair, produced: Array, wide: Mapping[str, Array], working: Mapping[str, Array], terms: int
+    ) -> judge.Local:
+        r, w = wide[slot], working[slot]
+        if r.shape != produced.shape or w.shape != produced.shape:
+            raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {produced.shape}")
+        try:
+            reference: Array | None = self.reference.array(pair.reference_record)
+        except ElementsMissing:
+            reference = None
+        return judge.local(produced, r, w, reduction_length=terms, reference=reference)
+
+    def _working(
+        self, loaded: Any, inputs: Mapping[str, Array], params: Mapping[str, Array], working: str, wide: str,
+        strides: Mapping[str, tuple[int, ...]], *, stepwise: bool = False,
+    ) -> dict[str, Array]:  # fmt: skip
+        try:
+            result: dict[str, Array] = loaded.run(inputs, params, working=working, strides=strides, stepwise=stepwise)
+        except ReplayRefused:
+            if working in ("recorded", wide):
+                raise
+            # Mixed dtypes inside: computed in float32 and rounded once at the end.
+            result = loaded.run(inputs, params, working="float32", strides=strides, stepwise=stepwise)
+        return result
+
+    def _dtypes(self, call: Call, slots: Mapping[str, SlotPair], produced: Any) -> tuple[str, str]:
+        """(dtype of the wide replay, dtype of the working one) for what the target produced."""
+        names = [dtypes.of(a).name for a in produced]
+        floating = [n for n in names if dtypes.named(n).is_floating]
+        target = floating[0] if floating else "float32"
+        u = judge.unit_roundoff(target)
+        recorded = {self.reference.records[s.reference_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))}
+        mine = {self.target.records[s.target_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))}
+        wide = "float64" if u < 1e-5 or target == "float64" else "float32"
+        return wide, "recorded" if recorded == mine else target
+
+    # ---- the pieces a program needs
+
+    def _inputs(self, program: Program, slots: Mapping[str, SlotPair]) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+        arrays: dict[str, Array] = {}
+        strides: dict[str, tuple[int, ...]] = {}
+        for slot in program.inputs:
+            pair = slots.get(slot)
+            if pair is None:
+                raise ReplayRefused(f"the target has no tensor for {slot}")
+            arrays[slot] = self.target.array(pair.target_record)
+            stride = self.target.records[pair.target_record].stride
+            if stride:
+                strides[slot] = stride
+        return arrays, strides
+
+    def _params(self, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool]) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for slot in program.params:
+            pair = slots.get(slot)
+            if pair is None:
+                raise ReplayRefused(f"the target has no {slot}")
+            if given.get(slot, True):
+                reference = self.reference.array(pair.reference_record)
+                arrays[slot] = judge.rounded(reference, self.target.records[pair.target_record].dtype)
+            else:
+                arrays[slot] = self.target.array(pair.target_record)
+        return arrays
+
+    def _trusted(self, run: Run, side: int, call: Call) -> Any:
+        """The loaded program of a call, after it reproduced this call's recorded outputs (the first few calls it serves)."""
+        key = (side, call.program)
+        if key in self._failed:
+            raise ReplayRefused(self._failed[key])
+        try:
+            loaded = self._load(run, key)
+            if self._checked[key] < _CHECKS:
+                why = self._check(run, call, loaded)
+                if why:
+                    raise ReplayRefused(f"the program does not reproduce its own recording: {why}")
+                self._checked[key] += 1
+        except (ReplayRefused, ElementsMissing) as error:
+            self._failed[key] = str(error)
+            raise
+        return loaded
+
+    def _load(self, run: Run, key: tuple[int, str]) -> Any:
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            try:
+                from whence import replay
+            except ImportError as error:
+                raise ReplayRefused("replay needs torch: pip install 'whence[torch]'") from MissingDependency(str(error))
+            program = run.programs.get(key[1])
+            if program is None:
+                raise ReplayRefused("its program was not written (the capture ended early)")
+            loaded = self._loaded[key] = replay.load(program, [run.array(c) for c in program.constants], allow=self.allow)
+        return loaded
+
+    @staticmethod
+    def _check(run: Run, call: Call, loaded: Any) -> str:
+        from whence import replay
+
+        program = run.programs[call.program]
+        records = {r.slot: r.record for r in call.refs}
+        missing = [s for s in (*program.inputs, *program.params) if s not in records]
+        if missing:
+            return f"{missing[0]} was not captured"
+        inputs = {s: run.array(records[s]) for s in program.inputs}
+        params = {s: run.array(records[s]) for s in program.params}
+        outputs = {s: run.array(records[s]) for s, _ in program.outputs if s in records}
+        strides = {s: run.records[records[s]].stride for s in program.inputs if run.records[records[s]].stride}
+        why: str = replay.check(loaded, inputs, params, outputs, strides)
+        return why
+
+    # ---- why a flagged operator is at fault
+
+    def cause(self, call: Call, other: Call) -> tuple[str, str]:
+        """(cause, words) of an introduced error whose parameters are equal.
+
+        The target's own program on its own inputs: if it gives what the target recorded, the kernel does what the code says,
+        so the code differs (`semantic`); if it does not, the kernel is at fault.
+        """
+        if not other.program:
+            return "", ""
+        mine, theirs = self.reference.programs.get(call.program), self.target.programs.get(other.program)
+        words = locate.program_difference(mine, theirs) if mine is not None and theirs is not None else ""
+        try:
+            self._checked[1, other.program] = 0
+            self._failed.pop((1, other.program), None)
+            self._trusted(self.target, 1, other)
+        except ElementsMissing:
+            return "", words
+        except ReplayRefused as error:
+            if "does not reproduce" in str(error):
+                return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
+            return "", words
+        return "semantic", words or "the target's own operators reproduce it, so the code computes something else"

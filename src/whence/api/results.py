@@ -1,0 +1,106 @@
+"""Compare two runs and keep the answer: a Comparison in memory, and its files in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Comparison
+
+
+def compare(
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    replay: bool = True,
+    strict: bool = False,
+    min_coverage: float = 0.9,
+    tier: str = "full",
+    allow: tuple[str, ...] = (),
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Comparison:
+    """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
+
+    output: a folder to write `summary.json`, `report.csv`, `report.json` into; None writes nothing. replay: run the recorded
+    programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
+    min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
+    Raises UnreadableRun, UsageError, OutputExists.
+    """
+    from whence.api.comparing import CompareOptions, compare_runs
+    from whence.api.runs import open_run
+
+    if tier not in ("core", "full"):
+        raise UsageError(f"tier {tier!r}: core or full")
+    if not 0.0 <= min_coverage <= 1.0:
+        raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    folder = Path(output) if output is not None else None
+    if folder is not None:
+        _check_output(folder, force)
+    left = open_run(os.fspath(reference)) if isinstance(reference, (str, os.PathLike)) else reference
+    right = open_run(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else target
+    options = CompareOptions(replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, progress=progress)
+    result = compare_runs(left, right, options)
+    if folder is not None:
+        write(result, folder)
+    return result
+
+
+def free_output(base: str = "whence-cmp") -> Path:
+    """`base` in the current folder, or base-2, base-3 ... when it exists."""
+    path, n = Path(base), 1
+    while path.exists():
+        n += 1
+        path = Path(f"{base}-{n}")
+    return path
+
+
+def _check_output(folder: Path, force: bool) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise OutputExists(f"cannot write a comparison to {folder}: it is a file; choose another -o")
+    if any(folder.iterdir()) and not force:
+        known = (folder / "summary.json").exists()
+        raise OutputExists(
+            f"{folder} already holds {'a comparison' if known else 'files'}; --force replaces {'it' if known else 'what has our names'}, or choose another -o"
+        )
+
+
+def write(result: Comparison, folder: Path) -> None:
+    """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
+    from whence import report
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("summary.json", report.summary(result)),
+            ("report.csv", report.table_csv(result)),
+            ("report.json", report.everything_json(result)),
+        ):
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; the answer above stands") from error
+
+
+def load_comparison(path: str | os.PathLike[str]) -> Comparison:
+    """A comparison written before (its folder or its report.json). Raises UnreadableRun."""
+    import msgspec
+
+    from whence.results import Comparison
+
+    place = Path(path)
+    file = place / "report.json" if place.is_dir() else place
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Comparison)
+    except OSError as error:
+        raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
+    except msgspec.MsgspecError as error:
+        raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error

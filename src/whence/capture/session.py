@@ -1,0 +1,281 @@
+"""What a capture keeps and when: selection, byte budget, steps, live printing, and failures. Knows no framework.
+
+A session stands between a listener (which sees calls) and a `Sink` (which writes them). It never raises into the captured
+program: the first failure of the sink ends the capture, leaves the reason in the run and on stderr, and the program goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from whence.arrays import host
+from whence.capture.options import CaptureOptions
+from whence.capture.selection import Selector
+from whence.errors import StoreFailed, UsageError
+from whence.records import Call, External, Note, Program, Sink, Statistics, Step
+
+OnRecord = Callable[[str, str, Any], Any]
+
+
+def load_on_record(spec: str) -> OnRecord:
+    """The function named `module:function`. Raises UsageError saying which part was not found."""
+    module_name, _, name = spec.partition(":")
+    if not name:
+        raise UsageError(f"--on-record {spec!r}: write it as module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"--on-record {spec!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"--on-record {spec!r}: {module_name!r} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def human_bytes(nbytes: float) -> str:
+    """312 MB, 1.4 GB: three significant digits, powers of 1000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.3g} {unit}" if nbytes < 100 or unit == "bytes" else f"{nbytes:.0f} {unit}"
+        nbytes /= 1000
+    raise AssertionError
+
+
+class Session:
+    """One capture of one process.
+
+    open_sink: called at the first record with (rank); max_bytes: budget for elements.
+    say: where lines for a human go (default stderr). Thread-safe; listeners may call from any thread.
+    """
+
+    def __init__(
+        self,
+        open_sink: Callable[[int], Sink],
+        options: CaptureOptions,
+        *,
+        max_bytes: int,
+        rank: int = 0,
+        on_record: OnRecord | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.options, self.rank, self.max_bytes = options, rank, max_bytes
+        self.selector = Selector(options)
+        self.failed = ""
+        self.elements_on = options.keep == "full"
+        self.lock = threading.RLock()
+        self.order = -1
+        self._open_sink, self._sink = open_sink, None
+        self._on_record = on_record or (load_on_record(options.on_record) if options.on_record else None)
+        self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._step_start = 0
+        self._step_bytes: dict[str, int] = {}
+        self._announced: set[str] = set()
+        self._callback_failures = 0
+        self.calls = 0
+        self.records = 0
+
+    # ---- the sink, and what happens when it fails
+
+    @property
+    def active(self) -> bool:
+        """False once the capture has ended or failed."""
+        return not self.failed
+
+    def sink(self) -> Sink:
+        """The sink, opened on first use."""
+        if self._sink is None:
+            self._sink = self._open_sink(self.rank)
+        return self._sink
+
+    def fail(self, reason: str) -> None:
+        """End the capture: nothing more is taken, the program goes on. Idempotent."""
+        if self.failed:
+            return
+        self.failed = reason
+        self._say(f"whence: capture stopped, the program goes on: {reason}")
+        if self._sink is not None:
+            try:
+                self._sink.note(Note("error", reason))
+                self._sink.close()
+            except StoreFailed:
+                pass  # the sink left the reason itself, or the medium takes nothing any more
+
+    def close(self) -> None:
+        """End the capture cleanly."""
+        with self.lock:
+            if not self.failed and self._sink is not None:
+                try:
+                    self._sink.close()
+                except StoreFailed as error:
+                    self.fail(str(error))
+            self.failed = self.failed or "closed"
+
+    # ---- steps and the byte budget: whole steps, first ones first
+
+    def begin_step(self, root: str) -> None:
+        """An outermost call of `root` begins. Decides whether its elements are kept: only when the whole step should fit."""
+        if self.options.keep != "full":
+            return
+        used = self._sink.nbytes if self._sink is not None else 0
+        self._step_start = used
+        if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
+            self.elements_on = False
+            self.note("budget", f"elements end here: {human_bytes(used)} used, the next step needs {human_bytes(self._step_bytes.get(root, 0))}, "
+                      f"--max-bytes is {human_bytes(self.max_bytes)}; statistics and hashes go on")  # fmt: skip
+
+    def over_budget(self, scope: str, step: int) -> None:
+        """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one."""
+        if self.elements_on and self._sink is not None and self._sink.nbytes > self.max_bytes:
+            self.elements_on = False
+            self.note("budget", f"elements end inside this step: it does not fit --max-bytes {human_bytes(self.max_bytes)}", scope, step)
+
+    def end_step(self, root: str, step: int) -> None:
+        """An outermost call of `root` has ended. The first time, says how large a step is and how many fit."""
+        if self._sink is None or not self.active:
+            return
+        size = self._sink.nbytes - self._step_start
+        kept = self.elements_on
+        try:
+            self._sink.step(Step(root, step, size, kept, self.rank))
+        except StoreFailed as error:
+            self.fail(str(error))
+            return
+        if kept:
+            # Step 0 holds the parameters too; the second one is the better estimate.
+            first = root not in self._step_bytes
+            self._step_bytes[root] = size if first or step <= 1 else max(size, self._step_bytes[root])
+            if first and root not in self._announced:
+                self._announced.add(root)
+                fit = int((self.max_bytes - self._step_start) // size) if size else 0
+                self._say(
+                    f"whence: {root}: {human_bytes(size)}/step, {fit} steps fit" if size else f"whence: {root}: no elements in a step"
+                )
+
+    # ---- what a listener hands over
+
+    def next_order(self) -> int:
+        """The number of the call that begins now."""
+        self.order += 1
+        return self.order
+
+    def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
+        """Leave a note in the run."""
+        try:
+            self.sink().note(Note(kind, text, scope, step))
+        except StoreFailed as error:
+            self.fail(str(error))
+
+    def record(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: np.ndarray[Any, np.dtype[np.uint8]],
+        digest: bytes,
+        *,
+        scope: str,
+        slot: str,
+        op_type: str,
+        value: Any = None,
+        stride: tuple[int, ...] = (),
+        storage_offset: int = 0,
+        device: str = "cpu",
+        subclass: str = "",
+        base: tuple[int, int] | None = None,
+        tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
+        external: External | None = None,
+    ) -> int:
+        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow. Returns its id, -1 after a failure.
+
+        data: all its canonical bytes. base, tail: only `tail`, what follows record base[0] along axis base[1], is written.
+        value: the framework's tensor, for a user's on_record.
+        """
+        statistics = sketch = None
+        why, payload = "", None
+        if self.options.keep == "none":
+            why = "topology only (--keep none)"
+        else:
+            statistics, sketch = host.statistics(data, dtype)
+            if self.options.keep == "stats":
+                why = "statistics only (--keep stats)"
+            elif not self.selector.elements(scope, slot):
+                why = "statistics only (--no-inputs)"
+            elif not self.elements_on:
+                why = "over --max-bytes"
+            else:
+                payload = data if tail is None else tail
+        name = f"{scope}:{slot}"
+        columns = self._columns(op_type, name, value) if self._on_record is not None else None
+        if self.options.print_pattern is not None and self.selector.prints(scope):
+            self._print(name, dtype, shape, statistics)
+        try:
+            number = self.sink().record(
+                dtype, shape, payload, digest, statistics, sketch,
+                why=why, stride=stride, storage_offset=storage_offset, device=device, columns=columns, subclass=subclass,
+                base=base if tail is not None and payload is not None else None,
+                external=external if payload is not None else None,
+            )  # fmt: skip
+        except StoreFailed as error:
+            self.fail(str(error))
+            return -1
+        self.records += 1
+        return number
+
+    def unreadable(self, dtype: str, shape: tuple[int, ...], why: str, *, device: str = "", subclass: str = "") -> int:
+        """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never a hole."""
+        try:
+            return self.sink().record(dtype, shape, None, b"", None, None, why=why, device=device, subclass=subclass)
+        except StoreFailed as error:
+            self.fail(str(error))
+            return -1
+
+    def call(self, call: Call) -> None:
+        """Take a finished call."""
+        try:
+            self.sink().call(call)
+            self.calls += 1
+        except StoreFailed as error:
+            self.fail(str(error))
+
+    def program(self, program: Program) -> None:
+        """Take a program, once."""
+        try:
+            self.sink().program(program)
+        except StoreFailed as error:
+            self.fail(str(error))
+
+    # ---- what the user asked to be called or shown
+
+    def _columns(self, op_type: str, name: str, value: Any) -> dict[str, float | None] | None:
+        assert self._on_record is not None
+        try:
+            result = self._on_record(op_type, name, value)
+            return _as_columns(result)
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it is recorded, not raised
+            self._callback_failures += 1
+            if self._callback_failures <= 20:
+                self.note("hook-error", f"on_record raised {type(error).__name__}: {error}", name)
+            return None
+
+    def _print(self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> None:
+        figures = ""
+        if statistics is not None and statistics.mean is not None:
+            figures = f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean {statistics.mean:.6g}  std {statistics.std:.6g}"
+        if statistics is not None and (statistics.nan or statistics.inf):
+            figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
+        self._say(f"{name}  {dtype} {list(shape)}{figures}")
+
+
+def _as_columns(result: Any) -> dict[str, float | None] | None:
+    if result is None:
+        return None
+    if isinstance(result, Mapping):
+        return {str(k): float(v) for k, v in result.items()}
+    if isinstance(result, (list, tuple)):
+        return {f"value{i}": float(v) for i, v in enumerate(result)}
+    return {"value": float(result)}

@@ -1,0 +1,843 @@
+"""Listens to torch modules: every call of every `nn.Module` below a root, with its parameters, inputs, outputs and mutations.
+
+`nn.Module.__call__` is wrapped while a listener is installed (not hooks: a wrapper sees what entered before any hook and what
+left after all of them, needs no change to the module, and keeps torch's fast path without hooks). Compiled and scripted code
+is entered through the same wrapper, so its boundary is recorded and a note says that the inside was not seen. While the
+wrapper looks at tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from whence.arrays import host
+from whence.arrays import torch as tensors
+from whence.capture.session import Session
+from whence.capture.staging import Ring
+from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
+from whence.records import Call, External, Ref
+
+_SIMPLE = (bool, int, float, str)
+_CONTAINER_DEPTH = 3
+FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
+
+
+class _Seen:
+    """A tensor that was recorded: enough to know it again without keeping its memory alive."""
+
+    __slots__ = ("digest", "id", "storage", "version")
+
+    def __init__(self, number: int, digest: bytes, version: int | None, storage: Any) -> None:
+        self.id, self.digest, self.version, self.storage = number, digest, version, storage
+
+    def alive(self) -> bool:
+        return not torch.UntypedStorage._expired(self.storage.cdata)
+
+
+class _StorageRef:
+    """A weak reference to a storage: pins its address, frees its bytes."""
+
+    __slots__ = ("cdata",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.cdata = tensor.untyped_storage()._weak_ref()
+
+    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
+        free(self.cdata)
+
+
+class _Frame:
+    """One call in progress."""
+
+    __slots__ = (
+        "args", "deep", "kids", "made", "module", "note", "number", "order", "parent", "recorder", "refs", "root", "scope",
+        "signature", "state", "tensors", "training", "wanted", "occurrence", "phase", "step", "micro", "depth", "objects",
+    )  # fmt: skip
+
+
+class _Root:
+    """What is known of one root: its modules' names, its step counters."""
+
+    def __init__(self, name: str, module: Any) -> None:
+        self.name = name
+        self.ref = weakref.ref(module)
+        self.steps: dict[str, int] = {}
+        self.micro = 0
+        self.trained = False
+        self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
+
+
+class _Watched:
+    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were at the last look."""
+
+    def __init__(self, value: Any) -> None:
+        self.ref = weakref.ref(value) if hasattr(type(value), "__weakref__") else (lambda: value)
+        self.walk(value)
+
+    def walk(self, value: Any) -> None:
+        self.places: list[tuple[Any, Any, str]] = []
+        self.sizes: list[tuple[Any, int]] = []
+        self._descend(value, "", 0)
+        self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
+
+    def _descend(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, dict):
+            box, items = value, list(value.items())
+        elif isinstance(value, (list, tuple)):
+            box, items = value, list(enumerate(value))
+        elif depth <= _CONTAINER_DEPTH and _is_plain_object(value):
+            box, items = vars(value), list(vars(value).items())
+        else:
+            return
+        self.sizes.append((box, len(box)))
+        if len(items) > 10_000:
+            return
+        for key, item in items:
+            where = f"{path}.{key}"
+            if isinstance(item, torch.Tensor):
+                self.places.append((box, key, where))
+            elif item is None and isinstance(box, dict):
+                self.places.append((box, key, where))
+            elif not isinstance(item, (*_SIMPLE, type)):
+                self._descend(item, where, depth + 1)
+
+    @staticmethod
+    def _look(box: Any, key: Any) -> tuple[Any, int]:
+        item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
+        if not isinstance(item, torch.Tensor):
+            return None, -1
+        return weakref.ref(item), (-1 if item.is_inference() else item._version)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(path, tensor) of everything it holds now."""
+        for box, key, path in self.places:
+            item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
+            if isinstance(item, torch.Tensor):
+                yield path, item
+
+    def changed(self) -> list[tuple[str, Any]]:
+        """(path, tensor) of what was replaced or written since the last look."""
+        value = self.ref()
+        if value is None:
+            return []
+        before: dict[str, tuple[Any, int]] | None = None
+        if any(len(box) != size for box, size in self.sizes):
+            before = {path: seen for (_, _, path), seen in zip(self.places, self.last)}
+            self.walk(value)
+        out = []
+        for i, (box, key, path) in enumerate(self.places):
+            item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
+            if not isinstance(item, torch.Tensor):
+                self.last[i] = (None, -1)
+                continue
+            ref, version = self.last[i] if before is None else before.get(path, (None, -1))
+            now = -1 if item.is_inference() else item._version
+            if ref is None or ref() is not item or version != now:
+                out.append((path, item))
+                self.last[i] = (weakref.ref(item), now)
+        return out
+
+
+def _is_plain_object(value: Any) -> bool:
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (torch.nn.Module, type, torch.dtype, torch.device))
+        and not callable(value)
+        and type(value).__module__ != "builtins"
+    )
+
+
+class Listener:
+    """Records module calls into a session while installed.
+
+    model: only calls of this module and below it; None: every module that is called (each outermost one is a root).
+    find_external: where a parameter's bytes may already lie in the user's checkpoint file.
+    staged: send CPU tensors through the staging ring too (device tensors always go there).
+    """
+
+    def __init__(self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False) -> None:
+        self.session = session
+        self.model = model
+        self.active = False
+        self._find_external = find_external
+        self._staged = staged
+        self._ring: Ring | None = None
+        self._local = threading.local()
+        self._names: dict[int, tuple[Any, str, _Root]] = {}
+        self._roots: dict[str, _Root] = {}
+        self._params: dict[tuple[int, bool], tuple[Any, list[list[Any]]]] = {}
+        self._live: dict[tuple[Any, ...], _Seen] = {}
+        self._grown: dict[tuple[int, str], tuple[int, bytes, tuple[int, ...], str]] = {}
+        self._objects: dict[int, _Watched] = {}
+        self._signatures: dict[tuple[Any, ...], tuple[str, str]] = {}
+        self._programs: set[str] = set()
+        self._dynamic_leaves: set[int] = set()
+        self._previous: Callable[..., Any] | None = None
+        self._optimizer_hook: Any = None
+        self.programs_recorded = 0
+        self.programs_s = 0.0
+        if model is not None:
+            self._new_root(model)
+
+    # ---- installing
+
+    def install(self) -> None:
+        """Start listening."""
+        if self.session.options.keep != "none":
+            host.use_kernels()
+        previous = torch.nn.Module.__call__
+        is_compiling = torch.compiler.is_compiling
+        listener = self
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if is_compiling() or not listener.active:
+                return previous(module, *args, **kwargs)
+            return listener._observe(previous, module, args, kwargs)
+
+        self._previous, self._wrapper = previous, __call__
+        torch.nn.Module.__call__ = __call__
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: self._optimizer_stepped())
+        self.active = True
+
+    def remove(self) -> None:
+        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing."""
+        self.active = False
+        if torch.nn.Module.__call__ is self._wrapper:
+            torch.nn.Module.__call__ = self._previous
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        if self._ring is not None:
+            self._ring.close()
+        if self.programs_recorded:
+            self.session.note("programs", f"{self.programs_recorded} programs recorded in {self.programs_s:.3f} s, once per signature")
+        self._live.clear()
+
+    def abandon(self) -> None:
+        """Stop without writing anything more: in a forked child, whose files belong to the parent."""
+        self.active = False
+        self.session.failed = "forked"
+        self._ring = None
+        if torch.nn.Module.__call__ is self._wrapper:
+            torch.nn.Module.__call__ = self._previous
+        _ABANDONED.append(self)
+
+    # ---- one call
+
+    def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        local = self._local
+        if getattr(local, "busy", False) or torch._C._get_tracing_state() is not None:
+            return previous(module, *args, **kwargs)
+        local.busy = True
+        try:
+            frame = self._enter(module, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
+            self._give_up(error)
+            frame = None
+        finally:
+            local.busy = False
+        if frame is None:
+            return previous(module, *args, **kwargs)
+        try:
+            if frame.recorder is None:
+                out = previous(module, *args, **kwargs)
+            else:
+                with frame.recorder:
+                    out = previous(module, *args, **kwargs)
+        except BaseException as error:
+            local.busy = True
+            try:
+                self._leave(frame, None, f"{type(error).__name__}: {error}"[:300])
+            except Exception as ours:  # noqa: BLE001
+                self._give_up(ours)
+            finally:
+                local.busy = False
+            raise
+        local.busy = True
+        try:
+            self._leave(frame, out, "")
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+        finally:
+            local.busy = False
+        return out
+
+    def _give_up(self, error: Exception) -> None:
+        self.active = False
+        self._local.stack = []
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f" ({place.tb_frame.f_code.co_filename.rpartition('/')[2]}:{place.tb_lineno})" if place is not None else ""
+        self.session.fail(f"whence failed: {type(error).__name__}: {error}{where}")
+
+    def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
+        session = self.session
+        if not session.active:
+            self.active = False
+            return None
+        local = self._local
+        stack: list[_Frame] = getattr(local, "stack", None) or []
+        local.stack = stack
+        found = self._names.get(id(module))
+        if found is not None and found[0]() is not module:
+            found = None
+        parent = stack[-1] if stack else None
+        if found is None:
+            if parent is None:
+                if self.model is not None:
+                    return None
+                self._new_root(module)
+                found = self._names[id(module)]
+            else:
+                found = self._adopt(module, parent)
+        frame = _Frame()
+        frame.module, frame.parent, frame.kids = module, parent, 0
+        frame.recorder = frame.signature = None
+        frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
+        frame.deep = _has_children(module) and (id(module) in self._dynamic_leaves or isinstance(module, torch.nn.MultiheadAttention))
+        frame.training = module.training
+        frame.scope = scope = found[1]
+        if parent is None:
+            self._begin_root(frame, found[2], scope)
+        else:
+            parent.kids += 1
+            if parent.recorder is not None:
+                parent.recorder.abandon()
+            frame.state, frame.root, frame.step, frame.micro, frame.phase = (
+                parent.state,
+                parent.root,
+                parent.step,
+                parent.micro,
+                parent.phase,
+            )
+            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            frame.depth = parent.depth + 1
+        counts = frame.state
+        frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
+        frame.order = session.next_order()
+        frame.wanted = session.selector.wants(scope, type(module).__name__, frame.depth, frame.number, frame.step)
+        stack.append(frame)
+        frame.args = None
+        if not frame.wanted:
+            frame.note = "not selected"
+            return frame
+        session.over_budget(scope, frame.step)
+        with _quiet():
+            self._take_inputs(frame, args, kwargs)
+        return frame
+
+    def _begin_root(self, frame: _Frame, root: _Root, scope: str) -> None:
+        frame.root, frame.number, frame.depth = root, "0", 0
+        if torch._C._current_graph_task_id() != -1:
+            frame.phase, frame.step, frame.micro = "recompute", root.steps.get("", 0), max(root.micro - 1, 0)
+        else:
+            frame.phase = "forward"
+            training = frame.training and torch.is_grad_enabled()
+            frame.step = root.steps.get(scope, 0)
+            frame.micro = root.micro if training else 0
+            if training:
+                root.micro += 1
+                root.trained = True
+            else:
+                root.steps[scope] = frame.step + 1
+            self.session.begin_step(root.name)
+        key = (scope, frame.step, frame.micro, frame.phase)
+        frame.state = root.occurrences.get(key) if frame.phase == "recompute" else None
+        if frame.state is None:
+            frame.state = {}
+            if frame.phase == "recompute":
+                root.occurrences[key] = frame.state
+
+    def _optimizer_stepped(self) -> None:
+        for root in self._roots.values():
+            if root.trained:
+                root.steps = {scope: step + 1 for scope, step in (root.steps or {"": 0}).items()}
+                root.steps.setdefault("", 1)
+                root.micro, root.trained = 0, False
+                root.occurrences.clear()
+
+    def _leave(self, frame: _Frame, out: Any, error: str) -> None:
+        stack = self._local.stack
+        while stack and stack[-1] is not frame:  # frames of calls that a generator or thread left behind
+            stack.pop()
+        if stack:
+            stack.pop()
+        session = self.session
+        if not session.active:
+            self.active = False
+            return
+        leaf = frame.kids == 0
+        program = no_program = ""
+        if frame.wanted:
+            with _quiet():
+                if not error:
+                    self._take_mutated(frame, leaf)
+                    self._take_outputs(frame, out)
+                if leaf and not frame.deep and _has_children(frame.module):
+                    # Its children are used without being called (a fused path): their parameters are its own, from now on.
+                    self._dynamic_leaves.add(id(frame.module))
+                    frame.deep = True
+                    frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
+                    self._take_params(frame)
+                program, no_program = self._programs_of(frame, leaf, error)
+        arguments = frame.args or {}
+        kind = type(frame.module)
+        call = Call(
+            id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
+            micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=kind.__name__,
+            source=f"{kind.__module__}.{kind.__qualname__}", parent=frame.parent.order if frame.parent is not None else -1,
+            number=frame.number, leaf=leaf, training=frame.training, refs=tuple(frame.refs), arguments=arguments,
+            program=program, no_program=no_program, notes=(frame.note,) if frame.note else (), error=error,
+        )  # fmt: skip
+        ring = self._ring
+        if ring is not None and ring.pending:
+            ring.then(lambda: session.call(_resolved(call)))
+        else:
+            session.call(call if ring is None else _resolved(call))
+        if frame.parent is None:
+            self._end_root(frame)
+
+    def _end_root(self, frame: _Frame) -> None:
+        session, name, step = self.session, frame.root.name, frame.step
+        if frame.phase != "recompute":
+            if self._ring is not None and self._ring.pending:
+                self._ring.then(lambda: session.end_step(name, step))
+            else:
+                session.end_step(name, step)
+        self._live = {k: s for k, s in self._live.items() if s.alive()}
+        if len(self._objects) > 64:
+            self._objects = {k: w for k, w in self._objects.items() if w.ref() is not None}
+
+    # ---- names
+
+    def _new_root(self, module: Any) -> None:
+        kind = type(module).__name__
+        same = sum(1 for r in self._roots.values() if r.name.partition("#")[0] == kind)
+        root = _Root(kind if not same else f"{kind}#{same}", module)
+        self._roots[root.name] = root
+        self._learn(module, root, "")
+        self._settings(module, root)
+
+    def _learn(self, module: Any, root: _Root, prefix: str) -> None:
+        for name, child in module.named_modules(prefix=prefix):
+            known = self._names.get(id(child))
+            if known is None or known[0]() is not child or child is module:
+                self._names[id(child)] = (weakref.ref(child), name, root)
+
+    def _adopt(self, module: Any, parent: _Frame) -> tuple[Any, str, _Root]:
+        """A module met inside a root that was not there when the root was walked."""
+        root = parent.root
+        top = root.ref()
+        if top is not None:
+            for name, child in top.named_modules():
+                if child is module:
+                    self._learn(module, root, name)
+                    return self._names[id(module)]
+        scope = f"{parent.scope}.<{type(module).__name__}>" if parent.scope else f"<{type(module).__name__}>"
+        self._learn(module, root, scope)
+        return self._names[id(module)]
+
+    def _settings(self, module: Any, root: _Root) -> None:
+        """What a reader of two runs asks first: mode, dtypes, attention implementation, threads."""
+        dtypes: dict[str, int] = {}
+        devices: dict[str, int] = {}
+        for p in module.parameters():
+            dtypes[str(p.dtype).removeprefix("torch.")] = dtypes.get(str(p.dtype).removeprefix("torch."), 0) + 1
+            devices[str(p.device)] = devices.get(str(p.device), 0) + 1
+        config = getattr(module, "config", None)
+        settings: dict[str, Any] = {
+            "training": module.training,
+            "parameter_dtypes": dtypes,
+            "devices": devices,
+            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "grad": torch.is_grad_enabled(),
+            "inference_mode": torch.is_inference_mode_enabled(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "torch": str(torch.__version__),
+        }
+        attention = getattr(config, "_attn_implementation", None)
+        if isinstance(attention, str):
+            settings["attention"] = attention
+        if "transformers" in sys.modules:
+            settings["transformers"] = getattr(sys.modules["transformers"], "__version__", "")
+        self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)
+
+    # ---- tensors of a call
+
+    def _take_inputs(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        module = frame.module
+        if isinstance(module, torch.jit.ScriptModule):
+            frame.note = "scripted: inside not seen"
+        elif module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            frame.note = "compiled: inside not seen"
+        takes_inputs = self.session.selector.slots("input")
+        self._take_params(frame)
+        found: list[tuple[str, Any]] = []
+        arguments: dict[str, Any] = {}
+        for i, value in enumerate(args):
+            self._collect(value, f"input.{i}", found, arguments, frame)
+        for name, value in kwargs.items():
+            self._collect(value, f"input.{name}", found, arguments, frame)
+        frame.args = arguments
+        if takes_inputs:
+            for slot, tensor in found:
+                number, edge = self._sight(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
+                frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
+        if self._may_have_program(frame):
+            frame.signature = signature = self._signature(frame, found, arguments)
+            if signature not in self._signatures and self.session.elements_on:
+                params = [(entry[0], entry[1]) for entry in self._params[id(module), frame.deep][1]]
+                frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
+
+    def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
+        """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
+        if isinstance(value, torch.Tensor):
+            found.append((slot, value))
+        elif value is None:
+            return
+        elif isinstance(value, _SIMPLE):
+            if not isinstance(value, str) or len(value) <= 200:
+                arguments[slot] = value
+        elif isinstance(value, dict):
+            for k, v in value.items():
+                self._collect(v, f"{slot}.{k}", found, arguments, frame)
+        elif isinstance(value, (list, tuple)):
+            for i, v in enumerate(value):
+                self._collect(v, f"{slot}.{i}", found, arguments, frame)
+        elif isinstance(value, torch.dtype):
+            arguments[slot] = str(value).removeprefix("torch.")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for field in dataclasses.fields(value):
+                self._collect(getattr(value, field.name, None), f"{slot}.{field.name}", found, arguments, frame)
+        elif _is_plain_object(value):
+            watched = self._objects.get(id(value))
+            first = watched is None or watched.ref() is not value
+            if first:
+                watched = self._objects[id(value)] = _Watched(value)
+            assert watched is not None
+            if frame is None:
+                found.extend((slot + path, tensor) for path, tensor in watched.items())
+                return
+            if watched.places or watched.sizes:
+                frame.objects.append((slot, watched))
+            # An object holds the tensors of all layers: they are listed where it is first seen and at roots, else only what changed.
+            fresh = list(watched.items()) if first or frame.parent is None else watched.changed()
+            if frame.parent is None and not first:
+                watched.changed()
+            found.extend((slot + path, tensor) for path, tensor in fresh)
+
+    def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
+        refs = frame.refs
+        for slot, tensor, version, number in frame.tensors:
+            now = None if tensor.is_inference() else tensor._version
+            # Inference tensors carry no version: their bytes are looked at again, where the operator ran (containers only pass them on).
+            if now == version and (version is not None or not leaf or not tensor.is_cpu):
+                continue
+            where = "mutated" + slot[5:]
+            seen, edge = self._sight(tensor, where, frame)
+            if seen is not number and seen != number:
+                refs.append(Ref(where, seen, edge))
+                frame.made.append((where, tensor))
+        for slot, watched in frame.objects:
+            for path, tensor in watched.changed():
+                where = "mutated" + slot[5:] + path
+                seen, edge = self._sight(tensor, where, frame, grows=(id(watched), path))
+                refs.append(Ref(where, seen, edge))
+                frame.made.append((where, tensor))
+        for item in self._params.get((id(frame.module), frame.deep), _NO_PARAMS)[1]:
+            slot, tensor, _, version, seen = item
+            if seen is not None and not tensor.is_inference() and tensor._version != version:
+                where = "mutated" + slot[5:]
+                item[4], edge = self._sight(tensor, where, frame)
+                item[3] = tensor._version
+                refs.append(Ref(where, item[4], edge))
+                frame.made.append((where, tensor))
+
+    def _take_outputs(self, frame: _Frame, out: Any) -> None:
+        if not self.session.selector.slots("output"):
+            return
+        found: list[tuple[str, Any]] = []
+        if isinstance(out, torch.Tensor):
+            found.append(("output.0", out))
+        else:
+            if isinstance(out, (list, tuple, dict)) or out is None:
+                self._collect(out, "output", found, {}, None)
+            else:
+                self._collect(out, "output.0" if not dataclasses.is_dataclass(out) else "output", found, {}, None)
+        for slot, tensor in found:
+            number, edge = self._sight(tensor, slot, frame)
+            frame.refs.append(Ref(slot, number, edge))
+        frame.made += found
+
+    def _take_params(self, frame: _Frame) -> None:
+        """Parameters, buffers and plain tensor attributes of the module; of the modules below it too where those are never called."""
+        module = frame.module
+        key = (id(module), frame.deep)
+        known = self._params.get(key)
+        if known is not None and known[0]() is module:
+            entries = known[1]
+        else:
+            if frame.deep or not _has_children(module):
+                held = tensors_of(module)
+            else:
+                tables = (module._parameters, module._buffers)
+                held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
+            entries = [[slot, tensor, 0, None, None] for slot, tensor in held]
+            self._params[key] = (weakref.ref(module), entries)
+        if not frame.deep:
+            self._refresh(module, entries)
+        for item in entries:
+            slot, tensor, pointer, version, seen = item
+            now = None if tensor.is_inference() else tensor._version
+            if seen is None or version != now or tensor.data_ptr() != pointer:
+                seen, _ = self._sight(tensor, slot, frame, parameter=True)
+                item[2], item[3], item[4] = tensor.data_ptr(), now, seen
+            frame.refs.append(Ref(slot, seen, "identity"))
+
+    @staticmethod
+    def _refresh(module: Any, entries: list[list[Any]]) -> None:
+        """A parameter object may have been replaced (`module.weight = ...`, `.to()` with new tensors)."""
+        for item in entries:
+            name = item[0][6:]
+            now = module._parameters.get(name)
+            if now is None:
+                now = module._buffers.get(name)
+            if now is None:
+                now = vars(module).get(name)
+            if now is not None and now is not item[1] and isinstance(now, torch.Tensor):
+                item[1], item[4] = now, None
+
+    # ---- one tensor
+
+    def _sight(
+        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[int, str] | None = None
+    ) -> tuple[Any, str]:
+        """The record of this tensor and how it was known again: "identity", "content" or "" (new)."""
+        kind = type(tensor)
+        session = self.session
+        subclass = ""
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            inner = tensors.plain(tensor)
+            subclass = "" if kind is torch.nn.Buffer else kind.__name__
+            if inner is None or len(inner) != 1:
+                why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
+                return session.unreadable(tensors.dtype_name(tensor) or "unknown", tuple(tensor.shape), why, subclass=kind.__name__), ""
+            tensor = inner[0][1]
+        elif not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if not tensors.readable(tensor):
+                why = f"no elements to read ({tensor.device.type}, {tensor.layout})"
+                return session.unreadable(tensors.dtype_name(tensor) or "unknown", tuple(tensor.shape), why), ""
+        dtype = tensors.NAMES.get(tensor.dtype)
+        if dtype is None:
+            return session.unreadable(str(tensor.dtype), tuple(tensor.shape), f"dtype {tensor.dtype} has no host form"), ""
+        shape = tuple(tensor.shape)
+        version = None if tensor.is_inference() else tensor._version
+        contiguous = tensor.is_contiguous()
+        stride = () if contiguous else tensor.stride()
+        pointer = tensor.data_ptr()
+        key = (pointer, dtype, shape, stride)
+        known = self._live.get(key)
+        if not tensor.is_cpu or self._staged:
+            return self._sight_staged(tensor, dtype, shape, stride, version, key, known, slot, frame, subclass)
+        data = _bytes(tensor, pointer, contiguous)
+        digest = host.digest(data)
+        if known is not None and known.digest == digest and known.version == version and known.alive():
+            return known.id, "content" if version is None else "identity"
+        base = tail = external = None
+        if grows is not None:
+            base, tail = self._increment(grows, tensor, dtype, shape, digest)
+        if parameter and self._find_external is not None and session.elements_on and data.size >= 1 << 16:
+            external = self._find_external(digest, dtype, shape, data)
+        number = session.record(
+            dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=type(frame.module).__name__, value=tensor, stride=stride,
+            storage_offset=tensor.storage_offset(), device="cpu", subclass=subclass, base=base, tail=tail, external=external,
+        )  # fmt: skip
+        self._live[key] = _Seen(number, digest, version, _StorageRef(tensor))
+        if grows is not None:
+            self._grown[grows] = (number, digest, shape, dtype)
+        return number, ""
+
+    def _increment(
+        self, grows: tuple[int, str], tensor: Any, dtype: str, shape: tuple[int, ...], digest: bytes
+    ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
+        """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old part is unchanged bit by bit."""
+        old = self._grown.get(grows)
+        if old is None or old[3] != dtype or len(old[2]) != len(shape):
+            return None, None
+        axes = [i for i, (a, b) in enumerate(zip(old[2], shape)) if a != b]
+        if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
+            return None, None
+        axis = axes[0]
+        before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
+        if host.digest(before) != old[1]:
+            return None, None
+        return (old[0], axis), tensors.canonical(tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis]))
+
+    def _sight_staged(
+        self, tensor: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], version: int | None, key: tuple[Any, ...],
+        known: _Seen | None, slot: str, frame: _Frame, subclass: str,
+    ) -> tuple[Any, str]:  # fmt: skip
+        """A device tensor: cloned on its stream, copied by the ring; its record's id is known when the bytes have arrived."""
+        if known is not None and version is not None and known.version == version and known.alive():
+            return known.id, "identity"
+        if self._ring is None:
+            self._ring = Ring(on_error=self._give_up)
+        session, op_type, device = self.session, type(frame.module).__name__, str(tensor.device)
+        scope, offset = frame.scope, tensor.storage_offset()
+        pending = _Pending()
+
+        def arrived(data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+            pending.id = session.record(
+                dtype, shape, data, host.digest(data), scope=scope, slot=slot, op_type=op_type, value=None, stride=stride,
+                storage_offset=offset, device=device, subclass=subclass,
+            )  # fmt: skip
+
+        self._ring.submit(tensor, arrived)
+        self._live[key] = _Seen(pending, b"", version, _StorageRef(tensor))  # type: ignore[arg-type]
+        return pending, ""
+
+    # ---- programs of leaf calls
+
+    def _may_have_program(self, frame: _Frame) -> bool:
+        module = frame.module
+        if not self.session.options.programs or frame.note or self.session.options.keep != "full":
+            return False
+        if _has_children(module) and not frame.deep:
+            return False
+        if not _compiled_code_around():
+            return True
+        hidden = compiled_inside(module)
+        if hidden:
+            frame.note = f"compiled ({hidden}): inside not seen"
+        return not hidden
+
+    def _signature(self, frame: _Frame, found: list[tuple[str, Any]], arguments: dict[str, Any]) -> tuple[Any, ...]:
+        shapes = tuple((slot, t.dtype, tuple(t.shape), t.stride() if t.layout is torch.strided else ()) for slot, t in found)
+        autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        return (
+            id(frame.module), shapes, tuple(arguments.items()), frame.training,
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
+        )  # fmt: skip
+
+    def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
+        """(program id, why there is none) of a call that ends now."""
+        if not leaf:
+            if frame.recorder is not None:
+                frame.recorder.abandon()
+            return "", ""
+        recorder = frame.recorder
+        if frame.note:
+            return "", frame.note
+        if recorder is None:
+            if frame.signature is None:
+                return "", "recording programs was off for this call"
+            return self._signatures.get(frame.signature, ("", "first seen when elements were no longer kept"))
+        if error:
+            recorder.abandon()
+            return "", "the call raised"
+        recording = recorder.finish(frame.made)
+        self.programs_recorded += 1
+        self.programs_s += getattr(recording, "seconds", 0.0)
+        if recording.program is None:
+            result = ("", recording.reason)
+        else:
+            program = recording.program
+            if program.id not in self._programs:
+                self._programs.add(program.id)
+                constants = tuple(
+                    self._sight(t, f"constant.{i}", frame)[0] for i, t in enumerate(recording.constants)
+                )  # fmt: skip
+                self._emit(
+                    lambda: self.session.program(
+                        msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in constants))
+                    )
+                )
+            result = (program.id, "")
+        assert frame.signature is not None
+        self._signatures[frame.signature] = result
+        return result
+
+    def _emit(self, action: Callable[[], None]) -> None:
+        if self._ring is not None and self._ring.pending:
+            self._ring.then(action)
+        else:
+            action()
+
+
+class _Pending:
+    """Stands for a record id that is known when its bytes have arrived."""
+
+    __slots__ = ("id",)
+
+    def __init__(self) -> None:
+        self.id = -1
+
+
+def _resolved(call: Call) -> Call:
+    if not any(isinstance(r.record, _Pending) for r in call.refs):
+        return call
+    refs = tuple(Ref(r.slot, r.record.id if isinstance(r.record, _Pending) else r.record, r.edge) for r in call.refs)
+    return msgspec.structs.replace(call, refs=refs)
+
+
+def _bytes(tensor: Any, pointer: int, contiguous: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Canonical bytes of a CPU tensor; a view of its memory without a torch operator when it is contiguous."""
+    if contiguous and not tensor.is_conj() and not tensor.is_neg():
+        nbytes = tensor.nbytes
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8)
+    return tensors.canonical(tensor)
+
+
+def _quiet() -> Any:
+    """Dispatch and function modes of the program off while we look; nothing to do in the usual case."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return _Quiet()
+    return _NOTHING
+
+
+# Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
+_ABANDONED: list[Listener] = []
+_NOTHING = contextlib.nullcontext()
+_NO_PARAMS: tuple[Any, list[list[Any]]] = (None, [])
+
+
+def _has_children(module: Any) -> bool:
+    return any(child is not None for child in module._modules.values())
+
+
+class _Quiet:
+    def __enter__(self) -> None:
+        self._function = torch._C.DisableTorchFunction()
+        self._function.__enter__()
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._modes.__exit__(*exc)
+        self._function.__exit__(*exc)
+
+
+def _compiled_code_around() -> bool:
+    """Has anything been compiled in this process? A dispatch mode around compiled code would silently make it eager."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and bool(getattr(frames, "cached_backends", None))

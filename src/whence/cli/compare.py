@@ -1,0 +1,80 @@
+"""Compare two runs: rounding or a bug, and in which operator.
+
+\b
+    whence compare runs/ref runs/tgt
+    whence compare runs/ref runs/tgt -o cmp --format json
+
+Exit code: 0 the same, 1 different (a finding that is likely or certain), 2 undecided, 3 unreadable input. --bisect maps
+these to 0, 1 and 125, as `git bisect run` wants them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+CODES = {"same": 0, "different": 1, "undecided": 2}
+
+
+@click.command("compare", help=__doc__)
+@click.argument("reference", metavar="REF")
+@click.argument("target", metavar="TGT")
+@click.option("-o", "--output", metavar="CMP", help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]")
+@click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
+@click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
+@click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
+@click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
+@click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
+@click.option("--allow", multiple=True, metavar="NAMESPACE::", help="Vendor operators that may be replayed (repeatable).")
+def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
+    """Words -> `api.compare` -> report -> exit code."""
+    from whence import api, report
+    from whence.errors import WhenceError
+
+    try:
+        folder = output or str(api.free_output())
+        result = api.compare(
+            reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
+            min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], progress=_progress(),
+        )  # fmt: skip
+    except WhenceError:
+        if bisect:
+            import traceback
+
+            sys.stderr.write(traceback.format_exc(limit=0))
+            return 125
+        raise
+    if form == "text":
+        text = report.answer(result, output=str(Path(folder)))
+    elif form == "json":
+        text = report.summary(result)
+    else:
+        text = report.table_csv(result)
+    sys.stdout.write(text)
+    code = CODES[result.status]
+    return 125 if bisect and code == 2 else code
+
+
+def _progress() -> Any:
+    """A line on stderr that is rewritten, for a terminal only; nothing for work that takes less than a second."""
+    if not sys.stderr.isatty():
+        return None
+    import time
+
+    started = time.monotonic()
+    last = [started]
+
+    def tell(done: int, of: int, what: str) -> None:
+        now = time.monotonic()
+        if now - started < 1.0 or (now - last[0] < 0.1 and done != of):
+            return
+        last[0] = now
+        sys.stderr.write(f"\r\x1b[K{what} {done}/{of}" if done != of else "\r\x1b[K")
+        sys.stderr.flush()
+
+    return tell

@@ -1,0 +1,99 @@
+"""The answer on a terminal: first the answer, then the evidence, then the counts, within a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whence.report.plain import clean, count
+from whence.results import Comparison, Finding
+
+_LEFT = 19
+_MOST_FINDINGS = 5
+_ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
+          "nondeterministic", "incomparable", "undetermined")  # fmt: skip
+_CAUSES = {
+    "parameter": "the parameters differ",
+    "kernel": "the kernel computes something else than its code says",
+    "semantic": "the code computes something else",
+    "structural": "the structure differs",
+}
+
+
+def answer(result: Comparison, *, output: str = "") -> str:
+    """The whole answer as text. output: where the files were written, shown last."""
+    lines = list(_head(result))
+    lines += [f"{'INPUTS DIFFER':<{_LEFT}}{clean(s)}" for s in result.inputs_differ[:3]]
+    if len(result.inputs_differ) > 3:
+        lines.append(f"{'':<{_LEFT}}and {count(len(result.inputs_differ) - 3)} more")
+    for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
+        lines += _finding(finding, result, first=i == 0)
+    if len(result.findings) > _MOST_FINDINGS:
+        lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
+    lines += _evidence(result)
+    lines.append(_counts(result))
+    for note in (*result.environment[:6], *result.notes[:6]):
+        lines.append(f"note: {clean(note)}")
+    if output:
+        lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json")
+    return "\n".join(lines) + "\n"
+
+
+def _head(result: Comparison) -> Iterator[str]:
+    if result.status == "same":
+        exact = set(result.counts) <= {"identical"}
+        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}", bold=True)
+    elif result.status == "undecided":
+        yield _row("UNDECIDED", clean(result.headline), bold=True)
+    elif result.headline:
+        yield _row("DIFFERENT", clean(result.headline), bold=True)
+
+
+def _same_words(result: Comparison) -> str:
+    dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
+    names = dtypes.rpartition("parameter_dtypes ")[2]
+    losses = result.counts.get("precision", 0)
+    text = f"rounding ({clean(names)})" if names else "rounding"
+    return text + (f"; {count(losses, 'call')} with a low-precision intermediate" if losses else "")
+
+
+def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[str]:
+    title = ("FIRST FAULT" if len(result.findings) > 1 else "FAULT") if first else "also"
+    call = f"{clean(finding.op_type)}" + (f" #{finding.occurrence}" if finding.occurrence else "")
+    where = f"step {finding.step}, rank {finding.rank}"
+    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x), bold=first)
+    cause = _CAUSES.get(finding.cause, "")
+    yield _row("  cause" if cause else "  verdict", f"{finding.cause}: {cause} ({finding.confidence})" if cause else f"{finding.verdict} ({finding.confidence})")
+    yield _row("  evidence", clean(finding.sentence))
+    numbers = finding.numbers
+    e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
+    if first and e_in is not None and e_out is not None and finding.verdict != "param-diff":
+        yield _row("  inputs", "bitwise equal" if e_in == 0 else f"rel_l2 {e_in:.2g}")
+        floor = numbers.get("floor_rel")
+        budget = f"  own rounding {floor:.2g}" if floor is not None else ""
+        yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
+    if first and finding.worst_index is not None and finding.worst_reference is not None and finding.worst_target is not None:
+        yield _row("  worst element", f"{list(finding.worst_index)}   reference {finding.worst_reference:.6g}   target {finding.worst_target:.6g}")
+    if finding.also:
+        names = ", ".join(clean(n) for n in finding.also[:4])
+        yield _row("  also in", names + (f" and {count(len(finding.also) - 4)} more" if len(finding.also) > 4 else ""))
+
+
+def _evidence(result: Comparison) -> Iterator[str]:
+    c = result.coverage
+    if result.evidence == "replay":
+        yield _row("  rests on", f"replay of {count(c.replayed)} differing leaf calls, two dumps for the rest; {c.share:.0%} of {count(c.calls, 'call')} measured")
+    elif result.evidence:
+        weak = {"two dumps": "errors below 5 times what came in", "statistics": "errors that leave min, max, mean and norm alone",
+                "text": "differences below the printed digits"}  # fmt: skip
+        unseen = f"; could not have seen {weak[result.evidence]}" if result.status == "same" and result.evidence in weak and set(result.counts) > {"identical"} else ""
+        yield _row("  rests on", f"{result.evidence}; {c.share:.0%} of {count(c.calls, 'call')} measured{unseen}")
+
+
+def _counts(result: Comparison) -> str:
+    parts = [f"{count(result.counts[v])} {v}" for v in _ORDER if result.counts.get(v)]
+    tail = f"; {count(result.unmatched)} unmatched, {count(result.incomparable)} incomparable"
+    return f"{count(result.coverage.paired)} of {count(result.coverage.calls, 'call')} paired: {', '.join(parts) or 'none'}{tail}"
+
+
+def _row(left: str, right: str, *, bold: bool = False) -> str:
+    return f"{left:<{_LEFT}}{right}"
