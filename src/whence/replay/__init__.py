@@ -1,1 +1,1 @@
-"""Runs a recorded region again: wider dtype, other inputs."""
+"""Runs a recorded region again: in a wider dtype, on other inputs."""

@@ -1,0 +1,690 @@
+"""Executes a program with torch, on the CPU, on any inputs and in any working dtype.
+
+What a program may do was settled when it was loaded; here every operator is bound to its overload and schema, the bytes it will make
+are worked out on meta tensors before it runs, and dtypes are rewritten for the working dtype. Nothing that was given is written:
+inputs, parameters and constants are private copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence.arrays.torch import TORCH, from_host, to_host
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.records import Operation, Program
+from whence.replay import operators, stepwise
+
+WORKING = ("recorded", "float64", "float32", "bfloat16", "float16")
+
+_HALF = (torch.bfloat16, torch.float16)
+_VIEW_LIKE = {"view", "_unsafe_view", "_reshape_alias", "view_as"}
+_RANGES = {"arange", "range", "linspace", "logspace"}
+_CASTS = {"_to_copy", "to", "type_as", "convert_element_type"}
+_DEFAULT_DTYPE = {"zeros", "ones", "empty", "eye", "linspace", "logspace", "hann_window", "hamming_window", "fft_fftfreq", "fft_rfftfreq"}
+_EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
+_STATISTICS_WRITERS = {
+    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
+}  # fmt: skip
+
+
+@dataclass
+class _Step:
+    """One operation bound to its overload. written: alias groups it writes; group: alias group of its result, -1 for new memory."""
+
+    operation: Operation
+    func: Any
+    base: str
+    names: tuple[str, ...]
+    allocates: bool
+    writes: tuple[str, ...]
+    pointwise: bool
+    last_use: list[int] = field(default_factory=list)
+
+
+class Loaded:
+    """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no float64 kernel"), each once.
+
+    check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise.
+    """
+
+    def __init__(self, program: Program, constants: Sequence[Array], *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> None:
+        self.program, self.max_bytes = program, max_bytes
+        self.notes: list[str] = []
+        self.check_note = ""
+        self._constants = [from_host(c) for c in constants]
+        self.base, self.default, self._input_dtypes, self._fixed, self._same = _parse_notes(program.notes)
+        self._steps = [_bind(op, allow) for op in program.operations]
+        self._groups, self._written = _aliases(program, self._steps)
+        for place, uses in _last_uses(program).items():
+            self._steps[place].last_use = uses
+        self._bounded: dict[Any, int] = {}
+        self._params_seen: dict[str, tuple[int, ...]] = {}
+
+    # ---- running
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        params: Mapping[str, Array],
+        *,
+        working: str = "recorded",
+        stepwise: bool = False,
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+        convert: bool = True,
+    ) -> dict[str, Array]:
+        """Outputs by slot, as the program computes them from these inputs and params (by slot).
+
+        working: "recorded" runs as recorded. "float64", "float32": wide; every floating tensor and dtype argument is at least that
+        (float64: exactly that). "bfloat16", "float16": dtypes equal to the recording's base dtype become the working one, what the
+        code widens explicitly stays wide. Inputs of the recording's base dtype are converted to working (convert=False: kept as
+        given, for a target that really hands over another dtype); params are used as given, only widened.
+        stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
+        Raises ReplayRefused with the reason; nothing given is ever written.
+        """
+        if working not in WORKING:
+            raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
+        missing = [s for s in self.program.inputs if s not in inputs] + [s for s in self.program.params if s not in params]
+        if missing:
+            raise ReplayRefused(f"the program needs {', '.join(missing[:5])}, which is not there")
+        shapes = [tuple(inputs[slot].shape) for slot in self.program.inputs]
+        self._check_shapes(shapes)
+        layouts = strides or {}
+        policy = _Policy(working, self.base, self.default)
+        ins = [
+            _laid_out(policy.input(from_host(inputs[slot]), self._dtype_of(k) if convert else ""), layouts.get(slot))
+            for k, slot in enumerate(self.program.inputs)
+        ]
+        held = {slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in self.program.params}
+        self._params_seen = {slot: tuple(held[slot].shape) for slot in self.program.params}
+        key = (
+            tuple((tuple(t.shape), t.dtype) for t in ins),
+            tuple((tuple(t.shape), t.dtype) for t in held.values()),
+            stepwise,
+        )
+        execution = _Execution(self, ins, held, policy, stepwise, bounded=key in self._bounded)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            execution.all()
+            if not execution.data_dependent:
+                self._bounded[key] = execution.length
+            return {slot: to_host(execution.tensor(operand)) for slot, operand in self.program.outputs}
+
+    def reduction_length(self, inputs: Mapping[str, tuple[int, ...]], params: Mapping[str, tuple[int, ...]] | None = None) -> int:
+        """The largest number of terms one output element is summed from (matmul, linear, conv, norm, sum), for inputs of these shapes.
+
+        params: shapes of the parameters; those of the last run when not given. 1 when nothing is summed. Worked out on shapes only.
+        """
+        known = dict(params or self._params_seen)
+        try:
+            ins = [
+                torch.empty(inputs[slot], dtype=TORCH[self._dtype_of(k) or "float32"], device="meta")
+                for k, slot in enumerate(self.program.inputs)
+            ]
+            floating = self.base or torch.float32
+            held = {slot: torch.empty(known[slot], dtype=floating, device="meta") for slot in self.program.params}
+        except KeyError as error:
+            raise ReplayRefused(f"the shape of {error} is needed") from None
+        execution = _Execution(self, ins, held, _Policy("recorded", self.base, self.default), False, bounded=False)
+        execution.meta = True
+        with torch.no_grad(), contextlib.suppress(ReplayRefused, RuntimeError, NotImplementedError, TypeError, IndexError):
+            execution.all()
+        return execution.length
+
+    def _dtype_of(self, k: int) -> str:
+        return self._input_dtypes[k] if k < len(self._input_dtypes) else ""
+
+    def _check_shapes(self, shapes: list[tuple[int, ...]]) -> None:
+        for k, axis, extent in self._fixed:
+            if k < len(shapes) and (axis >= len(shapes[k]) or shapes[k][axis] != extent):
+                raise ReplayRefused(f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, given shape {shapes[k]}")
+        for k, axis, m, other in self._same:
+            if max(k, m) < len(shapes) and (axis >= len(shapes[k]) or other >= len(shapes[m]) or shapes[k][axis] != shapes[m][other]):
+                names = self.program.inputs
+                raise ReplayRefused(
+                    f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; given {shapes[k]} and {shapes[m]}"
+                )
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+# ---- loading
+
+
+def _parse_notes(
+    notes: Sequence[str],
+) -> tuple[Any, Any, list[str], list[tuple[int, int, int]], list[tuple[int, int, int, int]]]:
+    """(base dtype, default dtype, input dtypes, fixed extents, equal extents) that the recorder wrote into the notes."""
+    base, default, dtypes = None, torch.float32, list[str]()
+    fixed: list[tuple[int, int, int]] = []
+    same: list[tuple[int, int, int, int]] = []
+    for note in notes:
+        kind, _, rest = note.partition(" ")
+        try:
+            if kind == "base":
+                base = TORCH[rest]
+            elif kind == "default":
+                default = TORCH[rest]
+            elif kind == "inputs":
+                dtypes = rest.split(" ")
+            elif kind == "fixed":
+                where, _, extent = rest.partition("=")
+                k, _, axis = where.partition(".")
+                fixed.append((int(k), int(axis), int(extent)))
+            elif kind == "same":
+                where, _, there = rest.partition("=")
+                (k, _, axis), (m, _, other) = where.partition("."), there.partition(".")
+                same.append((int(k), int(axis), int(m), int(other)))
+        except (KeyError, ValueError):
+            raise ReplayRefused(f"malformed program: note {note[:100]!r}") from None
+    if any(d and d not in TORCH for d in dtypes) or any(f is not None and not f.is_floating_point for f in (base, default)):
+        raise ReplayRefused("malformed program: a dtype in its notes")
+    return base, default, dtypes, fixed, same
+
+
+def _bind(operation: Operation, allow: tuple[str, ...]) -> _Step:
+    if operation.name == operators.CAST:
+        return _Step(operation, None, "cast", (), False, (), False)
+    namespace, base, overload = operators.split(operation.name, allow)
+    try:
+        func = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+        schema = func._schema
+    except (AttributeError, RuntimeError):
+        raise ReplayRefused(f"operator {operation.name} does not exist in torch {torch.__version__}") from None
+    _fits(operation, schema)
+    positional = tuple(a.name for a in schema.arguments if not a.kwarg_only)
+    named = dict(zip(positional, operation.args)) | operation.kwargs
+    if torch.Tag.nondeterministic_seeded in func.tags and _draws(schema, named):
+        raise ReplayRefused(f"operator {operation.name} draws random numbers")
+    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    if base in _STATISTICS_WRITERS and named.get("training", named.get("train", named.get("use_input_stats"))):
+        writes = (*writes, "running_mean", "running_var")
+    view = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
+    # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so nothing to bound.
+    return _Step(operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags)
+
+
+def _draws(schema: Any, named: dict[str, Any]) -> bool:
+    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} | named
+    if "dropout_p" in named:
+        return bool(named["dropout_p"])
+    return bool(named.get("p", named.get("dropout", 1))) and named.get("train", named.get("training", True)) is not False
+
+
+def _fits(operation: Operation, schema: Any) -> None:
+    """Raises ReplayRefused when the arguments are not of the kinds the schema asks for."""
+    positional = [a for a in schema.arguments if not a.kwarg_only]
+    if len(operation.args) > len(positional):
+        raise ReplayRefused(f"malformed program: {operation.name} takes {len(positional)} positional arguments, has {len(operation.args)}")
+    known = {a.name: a for a in schema.arguments}
+    pairs = list(zip(positional, operation.args))
+    for name, value in operation.kwargs.items():
+        if name not in known or any(a.name == name for a, _ in pairs):
+            raise ReplayRefused(f"malformed program: {operation.name} takes no further argument {name!r}")
+        pairs.append((known[name], value))
+    given = {a.name for a, _ in pairs}
+    for argument in schema.arguments:
+        if argument.name not in given and not argument.has_default_value():
+            raise ReplayRefused(f"malformed program: {operation.name} lacks the argument {argument.name!r}")
+        if argument.is_out:
+            raise ReplayRefused(f"operator {operation.name} is not on the list of replayable operators (it writes `out=`)")
+    for argument, value in pairs:
+        if not _kind(str(argument.real_type), value):
+            raise ReplayRefused(
+                f"malformed program: {operation.name} takes {argument.real_type} as {argument.name!r}, not {str(value)[:60]}"
+            )
+
+
+_NUMERIC: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "SymInt": (int,),
+    "float": (int, float),
+    "number": (int, float, bool),
+    "bool": (bool, int),
+}
+_TAGGED = {
+    "Tensor": {"in", "param", "op", "const", "float", "complex"}, "int": {"dim", "mul"}, "SymInt": {"dim", "mul"}, "float": {"float"},
+    "number": {"float", "complex", "dim", "mul"}, "ScalarType": {"dtype"}, "Layout": {"layout"}, "Device": {"device"},
+    "MemoryFormat": {"memory_format"},
+}  # fmt: skip
+
+
+def _kind(kind: str, value: Any) -> bool:
+    if kind.startswith("Optional["):
+        return value is None or _kind(kind[9:-1], value)
+    if kind.startswith("List["):
+        inner = kind[5:-1]
+        if isinstance(value, (list, tuple)):
+            return all(_kind(inner, item) for item in value)
+        return inner in ("int", "SymInt", "float") and _kind(inner, value)
+    if isinstance(value, dict):
+        return next(iter(value)) in _TAGGED.get(kind, ())
+    if kind == "Tensor":  # a Python number in the place of a tensor
+        return isinstance(value, (bool, int, float))
+    if kind == "str":
+        return isinstance(value, str)
+    return isinstance(value, _NUMERIC.get(kind, ())) and value is not None
+
+
+def _operands(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if next(iter(value)) in ("in", "param", "op", "const"):
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _operands(item)
+
+
+def _aliases(program: Program, steps: list[_Step]) -> tuple[list[set[Any]], set[Any]]:
+    """(roots of memory each operation's result may share, roots that some operation writes)."""
+    groups: list[set[Any]] = []
+    written: set[Any] = set()
+
+    def roots(operand: dict[str, Any]) -> set[Any]:
+        kind, at = next(iter(operand.items()))
+        return groups[at[0]] if kind == "op" else {(kind, at)}
+
+    for place, step in enumerate(steps):
+        operands = [o for v in (*step.operation.args, *step.operation.kwargs.values()) for o in _operands(v)]
+        mine = {("op", place)} if step.allocates else set()
+        if not step.allocates or step.writes:
+            mine = mine.union(*(roots(o) for o in operands)) if operands else mine
+        groups.append(mine)
+        named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
+        for name in step.writes:
+            for operand in _operands(named.get(name)):
+                written |= roots(operand)
+    return groups, written
+
+
+def _last_uses(program: Program) -> dict[int, list[int]]:
+    """By operation: results that nothing needs after it."""
+    last: dict[int, int] = {}
+    for place, operation in enumerate(program.operations):
+        last[place] = place
+        for value in (*operation.args, *operation.kwargs.values()):
+            for operand in _operands(value):
+                if "op" in operand:
+                    last[operand["op"][0]] = place
+    for _, operand in program.outputs:
+        if "op" in operand:
+            last.pop(operand["op"][0], None)
+    table: dict[int, list[int]] = {}
+    for made, place in last.items():
+        table.setdefault(place, []).append(made)
+    return table
+
+
+# ---- dtypes
+
+
+class _Policy:
+    """Which dtype a tensor or a dtype argument has in this run."""
+
+    def __init__(self, working: str, base: Any, default: Any) -> None:
+        self.recorded = working == "recorded"
+        self.base, self.default = base, default
+        self.working: Any = None if self.recorded else TORCH[working]
+        self.wide = working == "float64"
+
+    def input(self, tensor: Any, recorded: str) -> Any:
+        if self.recorded or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        if self.working not in _HALF:
+            return self.widened(tensor)
+        same = recorded and TORCH[recorded] is self.base
+        return tensor.to(self.working) if same and tensor.is_floating_point() else tensor
+
+    def param(self, tensor: Any) -> Any:
+        return tensor if self.recorded or self.working in _HALF else self.widened(tensor)
+
+    def widened(self, tensor: Any) -> Any:
+        if tensor.is_complex():
+            return tensor.to(torch.complex128) if self.wide else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        if self.wide or tensor.dtype in _HALF or (self.base is torch.float64 and tensor.dtype is torch.float64):
+            return tensor.to(self.working)
+        return tensor
+
+    def argument(self, dtype: Any, step: _Step, operand: Any) -> Any:
+        """dtype: what the recording asked for. operand: the first tensor the operator reads, None for a constructor."""
+        if self.recorded or not (dtype.is_floating_point or dtype.is_complex):
+            return dtype
+        if self.wide:
+            return torch.complex128 if dtype.is_complex else torch.float64
+        if dtype is not self.base:
+            return self.working if self.working is torch.float32 and dtype in _HALF else dtype
+        if self.working not in _HALF or dtype in _HALF:
+            return self.working
+        if step.base in _RANGES:
+            return dtype
+        if operand is None or step.base.startswith("new_") or step.base.endswith("_like"):
+            return self.working
+        if not operand.is_floating_point():
+            return self.working if operand.dtype is torch.bool and step.base in _CASTS else dtype
+        return self.working if step.base in _CASTS else torch.promote_types(self.working, operand.dtype)
+
+    def constructed(self, step: _Step, args: tuple[Any, ...]) -> Any:
+        """The dtype of a constructor that was not told one: the default dtype of the recording, not that of this process."""
+        if step.base in _EITHER_DTYPE:
+            numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
+            if not any(isinstance(a, float) for a in numbers) or any(isinstance(a, complex) for a in numbers):
+                return None
+        elif step.base not in _DEFAULT_DTYPE:
+            return None
+        if self.wide:
+            return torch.float64
+        return torch.promote_types(self.default, torch.float32) if self.working is torch.float32 else self.default
+
+    def cast(self, tensor: Any, way: str) -> Any:
+        """A cast point: up to float32, or back to the working dtype."""
+        if self.recorded:
+            return tensor.to(torch.float32)
+        if self.working not in _HALF:
+            return tensor.to(self.working)
+        return tensor.to(self.working) if way == "back" else tensor.to(torch.float32)
+
+
+def _laid_out(tensor: Any, strides: tuple[int, ...] | None) -> Any:
+    """The same values with these strides; contiguous when they are not given, do not fit, or would need far more memory."""
+    if strides is None or len(strides) != tensor.dim() or tensor.numel() == 0 or tuple(strides) == tuple(tensor.stride()):
+        return tensor
+    axes = [a for a in range(tensor.dim()) if strides[a] != 0 and tensor.shape[a] > 1]
+    expanded = [a for a in range(tensor.dim()) if strides[a] == 0 and tensor.shape[a] > 1]
+    core = tensor
+    for axis in expanded:
+        first = core.narrow(axis, 0, 1)
+        if not torch.equal(first.expand_as(core).contiguous().view(torch.uint8), core.contiguous().view(torch.uint8)):
+            return tensor  # this tensor is not constant along that axis
+        core = first
+    span, reach = 1, 1
+    for axis in sorted(axes, key=lambda a: strides[a]):
+        if strides[axis] < span:
+            return tensor  # windows that overlap
+        reach += (core.shape[axis] - 1) * strides[axis]
+        span = strides[axis] * core.shape[axis]
+    if any(s < 0 for s in strides) or reach > 64 * core.numel() + 1024:
+        return tensor
+    out = torch.empty_strided(core.shape, strides, dtype=core.dtype)
+    out.copy_(core)
+    return out.as_strided(tensor.shape, strides) if expanded else out
+
+
+# ---- execution
+
+
+class _Bytes(TorchDispatchMode):  # type: ignore[misc]
+    """The largest thing an operator makes, also on the way when it is a composite one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            # What an expanded view covers costs nothing.
+            self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return out
+
+
+class _Execution:
+    """One run: an environment of results, freed after their last use."""
+
+    def __init__(self, loaded: Loaded, ins: list[Any], params: dict[str, Any], policy: _Policy, stepwise: bool, *, bounded: bool) -> None:
+        self.loaded, self.ins, self.params, self.policy, self.stepwise, self.bounded = loaded, ins, params, policy, stepwise, bounded
+        self.env: list[list[Any] | None] = []
+        self.constants: dict[int, Any] = {}
+        self.length = 1
+        self.total = 0
+        self.data_dependent = False
+        self.meta = False
+        self.shapes = [tuple(t.shape) for t in ins]
+
+    def all(self) -> None:
+        for place, step in enumerate(self.loaded._steps):
+            out = self.step(place, step)
+            self.env.append(out)
+            for done in step.last_use:
+                self.env[done] = None
+
+    def tensor(self, operand: dict[str, Any]) -> Any:
+        kind, at = next(iter(operand.items()))
+        if kind == "in":
+            return self.ins[at]
+        if kind == "param":
+            return self.params[at]
+        if kind == "const":
+            if at not in self.constants:
+                constant = self.loaded._constants[at].clone()
+                self.constants[at] = (
+                    self.policy.widened(constant) if not self.policy.recorded and self.policy.working not in _HALF else constant
+                )
+            return self.constants[at].to("meta") if self.meta else self.constants[at]
+        made = self.env[at[0]]
+        if made is None or at[1] >= len(made):
+            raise ReplayRefused(f"malformed program: operation {at[0]} has no output {at[1]}")
+        return made[at[1]]
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        kind, at = next(iter(value.items()))
+        if kind in ("in", "param", "const", "op"):
+            return self.tensor(value)
+        if kind == "dim":
+            shape = self.shapes[at[0]]
+            if at[1] >= len(shape):
+                raise ReplayRefused(f"{self.loaded.program.inputs[at[0]]} has no axis {at[1]}: shape {shape}")
+            return shape[at[1]]
+        if kind == "mul":
+            return math.prod(self.decode(factor) for factor in at)
+        if kind == "dtype":
+            return TORCH[at]
+        if kind == "device":
+            return torch.device("meta" if self.meta else "cpu")
+        if kind == "layout":
+            return torch.strided
+        if kind == "memory_format":
+            return getattr(torch, at)
+        if kind == "float":
+            return float(at)
+        return complex(self.decode(at[0]), self.decode(at[1]))
+
+    def step(self, place: int, step: _Step) -> list[Any]:
+        operation = step.operation
+        args = tuple(self.decode(a) for a in operation.args)
+        if step.func is None:
+            return [self.policy.cast(args[0], args[2])]
+        kwargs = {k: self.decode(v) for k, v in operation.kwargs.items()}
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
+        args, kwargs = self.dtypes(step, args, kwargs)
+        named = dict(zip(step.names, args)) | kwargs
+        self.length = max(self.length, stepwise.reduction_length(step.base, named))
+        if not self.bounded and not self.meta:
+            self.bound(step, args, kwargs)
+        if self.stepwise and step.base in stepwise.WRITTEN_OUT:
+            return list(_tensors(stepwise.WRITTEN_OUT[step.base](named)))
+        out = self.call(place, step, args, kwargs, named)
+        if operation.guard is not None:
+            self.guard(step, operation.guard, out)
+        made = list(_tensors(out))
+        if self.policy.wide and not step.writes and step.allocates:
+            made = [self.policy.widened(t) for t in self.exact_ints(step, args, kwargs, made)]
+        return made
+
+    def dtypes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        policy = self.policy
+        operand = next(_tensors([*args, *kwargs.values()]), None)
+        told = False
+        out = []
+        for value in args:
+            if isinstance(value, torch.dtype):
+                told, value = True, policy.argument(value, step, operand)
+            out.append(value)
+        changed = {}
+        for name, value in kwargs.items():
+            if isinstance(value, torch.dtype):
+                told, value = True, policy.argument(value, step, operand)
+            changed[name] = value
+        if not told and operand is None and (dtype := policy.constructed(step, args)) is not None:
+            changed["dtype"] = dtype
+        return tuple(out), changed
+
+    def guard(self, step: _Step, expected: float | bool, out: Any) -> None:
+        found = out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in _tensors(out))
+        if found != expected:
+            what = "read" if isinstance(out, (bool, int, float)) else "elements"
+            raise ReplayRefused(f"guard: {step.operation.name} {what} {found!r} where the recording had {expected!r}")
+
+    def bound(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse an operator that would make too much, before it runs."""
+        if step.base in operators.DATA_DEPENDENT and step.operation.guard is not None:
+            self.data_dependent = True
+            read = sum(t.numel() * max(1, t.dim()) * 8 for t in _tensors([*args, *kwargs.values()]))
+            if step.base == "one_hot":
+                read = int(args[0].max()) * args[0].numel() * 8 if args[0].numel() else 0
+            elif step.base == "bincount":
+                read = int(args[0].max()) * 8 if args[0].numel() else 0
+            elif step.base == "repeat_interleave":
+                counts = next((t for t in _tensors(args[1:])), args[0])
+                rest = args[0].numel() // max(1, counts.numel()) if len(args) > 1 else 1
+                read = int(counts.sum()) * max(1, rest) * 8
+            largest = read
+        elif not step.allocates and step.base not in ("repeat", "tile", "reshape", "contiguous", "flatten", "to"):
+            return
+        else:
+            largest = self.measured(step, args, kwargs)
+        self.total += largest
+        if largest > self.loaded.max_bytes or self.total > 16 * self.loaded.max_bytes:
+            raise ReplayRefused(f"operator {step.operation.name} would make {largest} bytes; at most {self.loaded.max_bytes} are allowed")
+
+    def measured(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        def meta(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            if isinstance(value, (list, tuple)):
+                return [meta(item) for item in value]
+            return torch.device("meta") if isinstance(value, torch.device) else value
+
+        shadow = {k: meta(v) for k, v in kwargs.items()}
+        if next(_tensors([*args, *kwargs.values()]), None) is None:
+            shadow["device"] = torch.device("meta")
+        given: int = sum(t.untyped_storage().nbytes() for t in _tensors([*args, *kwargs.values()]))
+        try:
+            with _Bytes() as seen:
+                step.func(*(meta(a) for a in args), **shadow)
+            return int(seen.largest)
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AssertionError,
+            torch._subclasses.fake_tensor.UnsupportedOperatorException,
+        ):
+            # No meta kernel, or arguments this dtype does not take. Operators that grow their operands are all known to meta,
+            # except these; what they make is bounded by their operands.
+            if step.base in stepwise.WITHOUT_META or self.policy.working is not None:
+                return 8 * given
+            self.loaded.note(f"{step.operation.name}: size not known beforehand")
+            return 8 * given
+
+    def call(self, place: int, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], named: dict[str, Any]) -> Any:
+        if self.policy.wide and step.base in stepwise.WIDE:
+            return stepwise.WIDE[step.base](named)
+        try:
+            return step.func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            return self.fallback(place, step, args, kwargs, error)
+
+    def fallback(self, place: int, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        name, text = step.operation.name, str(error).split("\n")[0][:200]
+        if step.base in _VIEW_LIKE:
+            roots = self.loaded._groups[place] - {("op", place)}
+            if roots & self.loaded._written:
+                raise ReplayRefused(f"{name}: another layout than in the recording, and what it views is written ({text})") from error
+            with contextlib.suppress(RuntimeError):
+                return args[0].reshape(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
+        floats = {t.dtype for t in _tensors([*args, *kwargs.values()]) if t.is_floating_point()}
+        if not self.policy.recorded and (floats or self.policy.wide):
+            missing = "not implemented for" in text or "unsupported" in text.lower() or "expected" in text.lower()
+            common = torch.float32 if self.policy.wide else None
+            for dtype in floats:
+                common = dtype if common is None else torch.promote_types(common, dtype)
+            attempts = [common] if len(floats) > 1 and common is not None else []
+            if missing or self.policy.wide:
+                attempts.append(torch.float32)
+            for attempt in attempts:
+                with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+                    out = self.in_dtype(attempt, step, args, kwargs)
+                    self.loaded.note(f"{name} in {str(attempt).removeprefix('torch.')}: {text}")
+                    return out
+        raise ReplayRefused(f"{name} failed: {text}") from error
+
+    def in_dtype(self, dtype: Any, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator with every floating tensor in `dtype`, its results back in the run's own."""
+        copies: list[tuple[Any, Any]] = []
+        complex_dtype = torch.complex64 if dtype is torch.float32 else torch.complex128
+
+        def to(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if not (value.is_floating_point() or value.is_complex()):
+                    return value
+                new = value.to(complex_dtype if value.is_complex() else dtype)
+                copies.append((value, new))
+                return new
+            if isinstance(value, (list, tuple)):
+                return [to(item) for item in value]
+            if isinstance(value, torch.dtype) and value.is_floating_point:
+                return dtype
+            return value
+
+        floats = [t.dtype for t in _tensors([*args, *kwargs.values()]) if t.is_floating_point()]
+        out = step.func(*(to(a) for a in args), **{k: to(v) for k, v in kwargs.items()})
+        if step.writes:
+            back = []
+            for old, new in copies:
+                if old is not new:
+                    old.copy_(new)
+                back.append((old, new))
+            return [next((old for old, new in back if new is t), t) for t in _tensors(out)]
+        wanted = floats[0] if floats and all(f is floats[0] for f in floats) else None
+        return [t.to(wanted) if wanted is not None and t.is_floating_point() else t for t in _tensors(out)]
+
+    def exact_ints(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> list[Any]:
+        """Integers that an operator turned into the default floating dtype (`positions / 10`), once more in float64."""
+        given = list(_tensors([*args, *kwargs.values()]))
+        if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in given):
+            return made
+        if not given or not any(t.is_floating_point() and t.dtype is not torch.float64 for t in made):
+            return made
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+            widened = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype is not torch.bool else a for a in args]
+            return list(_tensors(step.func(*widened, **kwargs)))
+        return made
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
