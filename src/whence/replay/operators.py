@@ -96,9 +96,12 @@ INDEXING = words("""
     _unsafe_index_put index_reduce index_select isin masked_scatter masked_select meshgrid nonzero nonzero_numpy put repeat
     repeat_interleave roll rot90 row_stack scatter scatter_add scatter_reduce select_scatter slice_scatter as_strided_scatter stack
     take take_along_dim tile tril triu unsafe_chunk vander vstack zero_ fill_ zero unfold_copy view_copy permute_copy transpose_copy
-    expand_copy slice_copy select_copy squeeze_copy unsqueeze_copy split_copy t_copy as_strided_copy detach_copy alias_copy """)
-    SPECTRAL = words(""" _fft_c2c _fft_c2r _fft_r2c fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
-    fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfft fft_ihfft fft_fftshift fft_ifftshift fft_fftfreq fft_rfftfreq stft istft
+    expand_copy slice_copy select_copy squeeze_copy unsqueeze_copy split_copy t_copy as_strided_copy detach_copy alias_copy
+""")
+
+SPECTRAL = words("""
+    _fft_c2c _fft_c2r _fft_r2c fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn
+    fft_rfftn fft_irfftn fft_hfft fft_ihfft fft_fftshift fft_ifftshift fft_fftfreq fft_rfftfreq stft istft
 """)
 
 LINEAR_ALGEBRA = words("""
