@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.reader import StoredRun, open_run
+from whence.store.recover import Recovered, recover
+from whence.store.scrub import Scrubbed, scrub
 from whence.store.writer import Writer
 
-__all__ = ["FORMAT", "ProcessInfo", "StoredRun", "Writer", "create", "is_run", "open_run", "update_info"]
+__all__ = [
+    "FORMAT",
+    "Candidates",
+    "ProcessInfo",
+    "Recovered",
+    "Scrubbed",
+    "StoredRun",
+    "Writer",
+    "create",
+    "find_external",
+    "is_run",
+    "open_run",
+    "recover",
+    "scrub",
+    "update_info",
+]

@@ -6,6 +6,7 @@ It is made from the journal alone: at close, by `recover`, or in memory when a r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from whence.dtypes import DTYPES
 from whence.records import Call, External, Increment, Kept, Record, Statistics
 from whence.store import journal as journal_file
 from whence.store.folder import FORMAT, INDEX
@@ -82,6 +84,19 @@ class Index:
         """Shape of a record."""
         at = self.columns["shape_at"]
         return tuple(self.columns["shape"][at[record] : at[record + 1]].tolist())
+
+    def stored_shape(self, record: int) -> tuple[int, ...] | None:
+        """Shape of what a record itself holds in its shard: all of it, or its increment. None when the numbers contradict each other."""
+        columns, shape = self.columns, self.shape(record)
+        dtype = DTYPES.get(self.names[columns["dtype"][record]])
+        if columns["elements"][record] == INCREMENT:
+            axis, before = int(columns["axis"][record]), self.shape(int(columns["base"][record]))
+            if len(before) != len(shape) or not 0 <= axis < len(shape) or before[axis] > shape[axis]:
+                return None
+            shape = (*shape[:axis], shape[axis] - before[axis], *shape[axis + 1 :])
+        if dtype is None or math.prod(shape) * dtype.itemsize != columns["nbytes"][record]:
+            return None
+        return shape
 
     def span(self, line: int) -> tuple[int, int]:
         """Bytes [start, end) of a line in the journal, its newline included."""

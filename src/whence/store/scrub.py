@@ -1,0 +1,212 @@
+"""Take what is private out of a run, in place: elements, command line, environment. Figures, hashes and topology stay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from whence.errors import StoreFailed, UsageError
+from whence.records import Elements, Increment, Kept
+from whence.store import index as indexes
+from whence.store import journal as journal_file
+from whence.store.folder import INDEX, JOURNAL, ProcessInfo, load_info, shard_name, update_info
+from whence.store.index import NONE, Column, Index
+from whence.store.journal import decode_call, decode_program, decode_record, encoder
+from whence.store.recover import recover_process, writable_folders
+from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
+
+SCRUBBED = "scrubbed"
+
+
+class Scrubbed(msgspec.Struct, frozen=True):
+    """records: how many lost their elements. nbytes: how much smaller the shards became."""
+
+    records: int
+    nbytes: int
+
+
+def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = True, force: bool = False) -> Scrubbed:
+    """Remove elements from a run in place; `array` then says "scrubbed". Statistics, hashes, sketches and topology stay.
+
+    names: shell patterns; only records that some call refers to under a matching scope, slot or "scope.slot" (and constants of the
+    programs of calls with a matching scope). None: all. Records with the very same stored bytes, and increments on a scrubbed
+    record, are scrubbed with them; references to files of the user's are removed. info: also remove command, environment,
+    working directory and user from run.json. A crash leaves each process folder either as it was or scrubbed; scrubbing again
+    finishes. A run that was killed is recovered first. Hashes stay, so a value that can be guessed can be confirmed.
+    Raises UsageError when the patterns match nothing, StoreFailed when a process still writes (unless `force`) or the medium refuses.
+    """
+    run = Path(path)
+    load_info(run)
+    folders = writable_folders(run, force=force)
+    records = nbytes = matched = 0
+    try:
+        for folder, process in folders:
+            before = _shard_bytes(folder)
+            hit, gone = _scrub_process(folder, process, names)
+            matched += hit
+            records += gone
+            nbytes += before - _shard_bytes(folder)
+    except OSError as error:
+        raise StoreFailed(f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished") from error
+    if names is not None and not matched:
+        raise UsageError(f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing was scrubbed")
+    if info:
+        update_info(run, command=[], environment={}, cwd="", user="", scrubbed=True)
+    return Scrubbed(records, nbytes)
+
+
+def _scrub_process(folder: Path, process: ProcessInfo, names: Sequence[str] | None) -> tuple[int, int]:
+    recover_process(folder, process)
+    journal = map_file(folder / JOURNAL)
+    index = indexes.load(folder, journal.size) or indexes.build(journal)
+    columns = index.columns
+    chosen = np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
+    matched = int(chosen.sum())
+    chosen = _with_dependents(columns, chosen) & (columns["elements"] != NONE)
+    _delete_unreferenced(folder, columns["shard"])  # of a scrub that was interrupted
+    if chosen.any():
+        moved = _move(folder, process, index, chosen)
+        _rewrite(folder, journal, index, chosen, moved)
+        journal = map_file(folder / JOURNAL)
+        index = indexes.build(journal)
+        _delete_unreferenced(folder, index.columns["shard"])
+        index.save(folder)
+    return matched, int(chosen.sum())
+
+
+def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
+    """Which records are referred to under one of the patterns."""
+    columns, chosen = index.columns, np.zeros(index.records_at.size, bool)
+    texts, cache = index.names, dict[tuple[int, int], bool]()
+
+    def hit(scope: int, slot: int) -> bool:
+        known = cache.get((scope, slot))
+        if known is None:
+            candidates = (texts[scope], texts[slot], f"{texts[scope]}.{texts[slot]}")
+            known = cache[scope, slot] = any(fnmatchcase(text, pattern) for text in candidates for pattern in names)
+        return known
+
+    scopes = np.repeat(columns["scope"], np.diff(columns["refs_at"])).tolist()
+    for scope, slot, record in zip(scopes, columns["ref_slot"].tolist(), columns["ref_record"].tolist(), strict=True):
+        if hit(scope, slot):
+            chosen[record] = True
+    used = set()
+    for place, scope in enumerate(columns["scope"].tolist()):
+        if any(fnmatchcase(texts[scope], pattern) for pattern in names):
+            start, end = index.span(int(index.calls_at[place]))
+            used.add(decode_call(journal[start:end].data).program)
+    for line in index.lines(journal_file.PROGRAM):
+        start, end = index.span(line)
+        program = decode_program(journal[start:end].data)
+        if program.id in used:
+            chosen[[c for c in program.constants if 0 <= c < chosen.size]] = True
+    return chosen
+
+
+def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
+    """Also the records that share stored bytes with a chosen one, and the increments that follow one."""
+    place = np.stack([columns["shard"], columns["offset"]], axis=1)
+    stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
+    _, group = np.unique(place, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    base = columns["base"]
+    while True:
+        hit = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
+        hit[group[chosen & stored]] = True
+        wider = chosen | (stored & hit[group]) | ((base >= 0) & chosen[base])
+        if np.array_equal(wider, chosen):
+            return wider
+        chosen = wider
+
+
+def _move(folder: Path, process: ProcessInfo, index: Index, chosen: Column) -> dict[tuple[int, int], tuple[int, int]]:
+    """Copy what stays in the shards that must go into new shards. Returns old (shard, offset) -> new (shard, offset)."""
+    columns = index.columns
+    going = set(np.unique(columns["shard"][chosen]).tolist()) - {-1}
+    staying = np.flatnonzero(np.isin(columns["shard"], list(going)) & ~chosen)
+    number = int(columns["shard"].max()) + 1
+    moved: dict[tuple[int, int], tuple[int, int]] = {}
+    old: dict[int, Shard] = {}
+    reserved = process.header_bytes or HEADER_BYTES
+    writer: ShardWriter | None = None
+    try:
+        for record in staying.tolist():
+            shard, offset, nbytes = (int(columns[c][record]) for c in ("shard", "offset", "nbytes"))
+            if (shard, offset) in moved:
+                continue
+            data = old.setdefault(shard, Shard(folder / shard_name(shard))).data(offset, nbytes)
+            if writer is None or writer.crowded or (writer.end > 0 and writer.end + nbytes > SHARD_BYTES):
+                if writer is not None:
+                    _finish(writer)
+                    number += 1
+                writer = ShardWriter(folder / shard_name(number), reserved)
+            start = writer.put(data, nbytes)
+            shape = index.stored_shape(record)
+            if shape is not None:
+                increment = int(columns["base"][record]) >= 0
+                dtype = index.names[columns["dtype"][record]]
+                writer.name(record, dtype, shape, start, nbytes, increment=increment)
+            moved[shard, offset] = (number, start)
+        if writer is not None:
+            _finish(writer)
+    finally:
+        if writer is not None:
+            writer.abandon()
+    return moved
+
+
+def _finish(writer: ShardWriter) -> None:
+    writer.flush()
+    os.fsync(writer.fd)
+    writer.finish()
+
+
+def _rewrite(folder: Path, journal: Bytes, index: Index, chosen: Column, moved: dict[tuple[int, int], tuple[int, int]]) -> None:
+    """Replace the journal. From that moment on the elements are gone for every reader."""
+    fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
+    places = {int(line): record for record, line in enumerate(index.records_at)}
+    try:
+        with fresh.open("wb") as file:
+            for number in range(index.columns["line_kind"].size):
+                start, end = index.span(number)
+                raw = journal[start:end].data
+                record = places.get(number)
+                if record is not None:
+                    line = decode_record(raw)
+                    if chosen[record]:
+                        raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=None, why=SCRUBBED)) + b"\n")
+                    elif isinstance(line.elements, Kept | Increment) and (line.elements.shard, line.elements.offset) in moved:
+                        raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=_moved(line.elements, moved))) + b"\n")
+                file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / INDEX).unlink(missing_ok=True)
+        fresh.replace(folder / JOURNAL)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def _moved(place: Kept | Increment, moved: dict[tuple[int, int], tuple[int, int]]) -> Elements:
+    shard, offset = moved[place.shard, place.offset]
+    return msgspec.structs.replace(place, shard=shard, offset=offset)
+
+
+def _delete_unreferenced(folder: Path, shards: Column) -> None:
+    referenced = {shard_name(n) for n in np.unique(shards).tolist() if n >= 0}
+    for file in folder.glob("shard-*.safetensors"):
+        if file.name not in referenced:
+            file.unlink()
+    for file in folder.glob(f"{JOURNAL}.*.tmp"):
+        file.unlink()
+
+
+def _shard_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("shard-*.safetensors"))
