@@ -51,7 +51,7 @@ F_NAMES = (
 # Columns of a result row, int64. Thresholds: the last eight.
 I_NAMES = (
     "n", "r_finite", "t_finite", "pairs", "r_nan", "t_nan", "nan_both", "nan_mismatch", "r_inf", "t_inf", "inf_match", "inf_mismatch",
-    "sign", "bits_differ", "values_differ", "close", "rel_skipped", "ad_index", "bad_index", "row_index", "channel_index", "ad_block",
+    "sign", "bytes_differ", "values_differ", "close", "rel_skipped", "ad_index", "bad_index", "row_index", "channel_index", "ad_block",
     "over_0", "over_1", "over_2", "over_3", "over_4", "over_5", "over_6", "over_7",
 )  # fmt: skip
 NF, NI = len(F_NAMES), len(I_NAMES)
@@ -183,9 +183,8 @@ def _equal_bytes(a, b, n):
 
 @_kernel()
 def _bits(a, b, m, exponent, magnitude):
-    """Counts over float bits: differing bits, differing values (0 == -0), opposite signs of non-zeros, pairs not both finite."""
+    """Counts over float bits: differing values (0 == -0), opposite signs of non-zeros, pairs not both finite."""
     zero = zero_of(exponent)
-    nd = zero
     ne = zero
     ns = zero
     nf = zero
@@ -195,11 +194,10 @@ def _bits(a, b, m, exponent, magnitude):
         x = u ^ v
         mu = u & magnitude
         mv = v & magnitude
-        nd = tally(nd, u != v)
         ne = tally(ne, (u != v) & ((mu | mv) != zero))
         ns = tally(ns, (x > magnitude) & (mu != zero) & (mv != zero))
         nf = tally(nf, (mu >= exponent) | (mv >= exponent))
-    return np.int64(nd), np.int64(ne), np.int64(ns), np.int64(nf)
+    return np.int64(ne), np.int64(ns), np.int64(nf)
 
 
 @_kernel()
@@ -611,7 +609,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
         if kt != direct:
             xt = pointer(W_T, zf)
             _fetch(T, kt, o, m, xt, wide)
-        nd, ne, ns, nf = _bits(pointer_of(xr, zu), pointer_of(xt, zu), m, exponent, magnitude)
+        ne, ns, nf = _bits(pointer_of(xr, zu), pointer_of(xt, zu), m, exponent, magnitude)
         clean = nf == 0
         k = 0
         pr = xr
@@ -624,7 +622,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
             pr = pointer(M_R, zf)
             pt = pointer(M_T, zf)
             k = _mask(xr, xt, pr, pt, m, o, I)
-            nd, ne, ns, nf = _bits(pointer_of(pr, zu), pointer_of(pt, zu), m, exponent, magnitude)
+            ne, ns, _ = _bits(pointer_of(pr, zu), pointer_of(pt, zu), m, exponent, magnitude)
         I[3] += m - k
         I[12] += ns
         I[14] += ne

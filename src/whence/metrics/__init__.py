@@ -1,1 +1,14 @@
-"""Numbers from two aligned arrays. No threshold anywhere."""
+"""Numbers from two aligned arrays. No threshold anywhere.
+
+One pass over the bytes of a pair fills accumulators (compiled, or numpy: `pairs`, `plain`); each metric is a few lines that
+read them (`agreement`, `distance`, `similarity`, ...). METRICS lists them all; `docs/metrics.md` is their reference.
+"""
+
+from __future__ import annotations
+
+from whence.metrics.custom import Custom, installed
+from whence.metrics.histogram import edges as histogram_edges
+from whence.metrics.metric import Metric
+from whence.metrics.pairs import METRICS, TIERS, measure, measure_many
+
+__all__ = ["METRICS", "TIERS", "Custom", "Metric", "histogram_edges", "installed", "measure", "measure_many"]

@@ -1,0 +1,62 @@
+"""Are the values the same in another order? Then it is layout (a transpose, a reordered batch), not accuracy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whence import _kernels, dtypes
+from whence.dtypes import Array
+from whence.metrics.accumulators import Accumulators, F, I
+from whence.metrics.metric import Metric
+from whence.metrics.plain import CHUNK, flat
+
+_CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
+
+
+def candidates(a: Accumulators) -> list[int]:
+    """Rows whose figures agree on both sides although the elements do not: only these are worth another look at the data."""
+    f, i = a.floats, a.ints
+    different = (i[:, I["values_differ"]] > 0) | (i[:, I["inf_mismatch"]] > 0) | (i[:, I["nan_mismatch"]] > 0)
+    if not different.any():
+        return []
+    for left, right in (("r_finite", "t_finite"), ("r_nan", "t_nan"), ("r_inf", "t_inf")):
+        different &= i[:, I[left]] == i[:, I[right]]
+    different &= (f[:, F["r_min"]] == f[:, F["t_min"]]) & (f[:, F["r_max"]] == f[:, F["t_max"]])
+    with np.errstate(invalid="ignore"):
+        different &= ~(np.abs(f[:, F["r_sq"]] - f[:, F["t_sq"]]) > 1e-9 * f[:, F["r_sq"]])
+    return [int(k) for k in np.flatnonzero(different)]
+
+
+def is_permutation(reference: Array, target: Array, compiled: bool) -> bool:
+    """Do both hold the same multiset of elements? By checksums of the mixed bits; of float64 values when the dtypes differ.
+
+    Wrong with a chance of 2^-64. compiled: take the compiled pass, which must be loaded.
+    """
+    same_type = dtypes.of(reference) is dtypes.of(target)
+    return _checksum(reference, same_type, compiled) == _checksum(target, same_type, compiled)
+
+
+def _checksum(array: Array, same_type: bool, compiled: bool) -> int:
+    total = 0
+    for start in range(0, array.size, 4 * CHUNK):
+        part = flat(array, start, start + 4 * CHUNK)
+        if not same_type:  # + 0 makes -0 into 0; integers beyond 2^53 are rounded
+            part = (part.astype(np.complex128 if part.dtype.kind == "c" else np.float64) + 0.0).view(np.float64)
+        part = np.ascontiguousarray(part)
+        code = _CODE_OF_WIDTH.get(part.itemsize)
+        if compiled and code is not None:
+            total += _kernels.describe(part.__array_interface__["data"][0], part.size, code, 0)[12]
+        else:
+            total += _kernels.checksum(part.view(np.uint8), part.itemsize)
+    return total % (1 << 64)
+
+
+METRICS = (
+    Metric(
+        "permuted",
+        "full",
+        "1 if the elements differ but are the same ones in another order, else 0",
+        "equal sums of 64-bit mixes (splitmix64) of the elements",
+        lambda a: a.permuted,
+    ),
+)

@@ -1,0 +1,237 @@
+"""The pass with numpy alone: any pair of dtypes, a chunk at a time. The measure of the compiled pass, and its stand-in.
+
+Used when there is too little data to pay for loading the kernels, for dtypes they do not decode (complex, 64-bit integers,
+rare 8-bit floats), and for values whose squares leave the range of float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes
+from whence._kernels import BINS, THRESHOLDS
+from whence.dtypes import Array, DType
+from whence.metrics.accumulators import Accumulators, F, Floats, I, empty, join, worst_channel
+
+CHUNK = 1 << 16
+"""Elements looked at in one go: their float64 temporaries fit in the second-level cache."""
+
+
+def flat(array: Array, start: int, stop: int) -> Array:
+    """Elements start..stop in C order: 1-D, contiguous, aligned, native byte order; a view where the array allows."""
+    part = array.reshape(-1)[start:stop] if array.flags.c_contiguous else array.flat[start:stop]
+    if not part.dtype.isnative:
+        part = part.astype(part.dtype.newbyteorder("="))
+    return part if part.flags.aligned else part.copy()
+
+
+def same_bytes(reference: Array, target: Array) -> bool:
+    """Are two arrays of one dtype and shape equal to the bit? Looks at a chunk at a time and stops at the first difference."""
+    for start in range(0, reference.size, CHUNK * 4):
+        stop = start + CHUNK * 4
+        r, t = (np.ascontiguousarray(flat(side, start, stop)).view(np.uint8) for side in (reference, target))
+        if not np.array_equal(r, t):
+            return False
+    return True
+
+
+def accumulate(reference: Array, target: Array, channels: int, full: bool, rtol: float, atol: float) -> Accumulators:
+    """One row for a pair of arrays of equal shape and at least one element, of any dtypes whence knows.
+
+    channels: length of the last axis, or 0 to leave rows and channels out. Values above 1e150 or all below 1e-140 are
+    summed scaled by a power of two (column "scale").
+    """
+    r_type, t_type = dtypes.of(reference), dtypes.of(target)
+    whole = empty(1)
+    whole.floats[0, F["scale"]] = scale = _scale(reference, target, r_type, t_type)
+    dd, rr = np.zeros(channels), np.zeros(channels)
+    step = CHUNK if not channels else max(1, CHUNK // channels) * channels
+    for start in range(0, reference.size, step):
+        r, t = flat(reference, start, start + step), flat(target, start, start + step)
+        part = empty(1)
+        with np.errstate(all="ignore"):
+            _chunk(r, t, r_type, t_type, part.floats[0], part.ints[0], part.histogram[0], dd, rr, channels, full, rtol, atol, scale)
+        join(whole, part, start, start // channels if channels else 0)
+    whole.ints[0, I["bytes_differ"]] = int(r_type != t_type or not same_bytes(reference, target))
+    if channels and full:
+        worst_channel(whole, dd, rr)
+    return whole
+
+
+def _scale(reference: Array, target: Array, r_type: DType, t_type: DType) -> float:
+    """1, or the power of two that brings the largest finite magnitude near 1 when squares would leave the range of float64."""
+    if not any(d.name in ("float64", "complex128") for d in (r_type, t_type)):
+        return 1.0
+    top = 0.0
+    for array in (reference, target):
+        for start in range(0, array.size, CHUNK):
+            part = flat(array, start, start + CHUNK)
+            parts = (part.real, part.imag) if part.dtype.kind == "c" else (part,)
+            for one in parts:
+                size = np.abs(one.astype(np.float64))
+                top = max(top, float(size[np.isfinite(size)].max(initial=0.0)))
+    if 1e-140 <= top <= 1e150 or top == 0.0:
+        return 1.0
+    return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(top)[1])))
+
+
+def _wide(array: Array) -> Any:
+    return array.astype(np.complex128) if array.dtype.kind == "c" else array.astype(np.float64)
+
+
+def _is_int(d: DType) -> bool:
+    return d.kind in ("int", "uint", "bool")
+
+
+def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
+    """target - reference where float64 values alone would lose it: 64-bit integers on either side. None: nothing is lost."""
+    if not any(_is_int(d) and d.bits == 64 for d in (r_type, t_type)):
+        return None
+    if _is_int(r_type) and _is_int(t_type):
+        return _int_difference(r, t)
+    if r_type.kind == "complex" or t_type.kind == "complex":
+        return None
+    # integer against float: equal as float64 is not equal yet, so look at the float as an integer there
+    whole, other, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
+    value = other.astype(np.float64)
+    difference: Floats = value - whole.astype(np.float64)
+    if whole.dtype == np.uint64:
+        fits = (difference == 0.0) & (value >= 0.0) & (value < 2.0**64)
+    else:
+        fits = (difference == 0.0) & (value >= -(2.0**63)) & (value < 2.0**63)
+    difference[fits] = _int_difference(whole[fits], value[fits].astype(whole.dtype))
+    return difference * sign
+
+
+def _int_difference(r: Array, t: Array) -> Floats:
+    """t - r of integers of any width, taken in integers and rounded once. A bool is 0 or 1."""
+    negative: list[Any] = []
+    low: list[Any] = []
+    for side in (r, t):
+        wide: Any = side if side.dtype in (np.int64, np.uint64) else side.astype(np.int64)
+        negative.append(wide < 0)
+        low.append(wide.view(np.uint64))  # two's complement: differences modulo 2^64 are exact
+    more = (negative[0] & ~negative[1]) | ((negative[0] == negative[1]) & (low[1] > low[0]))
+    gap = np.where(more, low[1] - low[0], low[0] - low[1])
+    size = gap.astype(np.float64)
+    # a negative int64 against a large uint64 is farther apart than 2^64: the one case that wraps
+    r_value, t_value = r.astype(np.float64), t.astype(np.float64)
+    rough = t_value - r_value
+    far = np.abs(rough) >= 2.0**63
+    signed = np.where(more, size, -size)
+    result: Floats = np.where(far & (np.abs(rough - signed) > 2.0**63), rough, signed)
+    return result
+
+
+def _chunk(
+    r: Array,
+    t: Array,
+    r_type: DType,
+    t_type: DType,
+    f: Floats,
+    i: Any,
+    h: Any,
+    channel_dd: Floats,
+    channel_rr: Floats,
+    channels: int,
+    full: bool,
+    rtol: float,
+    atol: float,
+    scale: float,
+) -> None:
+    rv, tv = _wide(r), _wide(t)
+    i[I["n"]] = rv.size
+    r_nan, t_nan = np.isnan(rv), np.isnan(tv)
+    r_inf, t_inf = np.isinf(rv) & ~r_nan, np.isinf(tv) & ~t_nan
+    for side, values, nan, inf in (("r", rv, r_nan, r_inf), ("t", tv, t_nan, t_inf)):
+        _figures(side, values[~(nan | inf)], scale, f, i)
+        i[I[side + "_nan"]], i[I[side + "_inf"]] = nan.sum(), inf.sum()
+    odd = r_nan | t_nan | r_inf | t_inf
+    if odd.any():
+        both_nan = r_nan & t_nan
+        one_nan = r_nan ^ t_nan
+        inf_here = (r_inf | t_inf) & ~(r_nan | t_nan)
+        matched = inf_here & (rv == tv)
+        i[I["nan_both"]], i[I["nan_mismatch"]] = both_nan.sum(), one_nan.sum()
+        i[I["inf_match"]], i[I["inf_mismatch"]] = matched.sum(), (inf_here & ~matched).sum()
+        bad = one_nan | (inf_here & ~matched)
+        if bad.any():
+            i[I["bad_index"]] = int(bad.argmax())
+    fine = ~odd
+    i[I["pairs"]] = fine.sum()
+    exact = _exact(r, t, r_type, t_type)
+    rv, tv = np.where(fine, rv, 0.0), np.where(fine, tv, 0.0)
+    difference = tv - rv if exact is None else np.where(fine, exact, 0.0)
+    size = np.abs(difference)
+    r_size = np.abs(rv)
+    rs, ts = rv * scale, tv * scale
+    ds = (ts - rs) if scale != 1.0 else difference
+    squares_d, squares_r = np.square(np.abs(ds)), np.square(np.abs(rs))
+    f[F["rr"]], f[F["tt"]], f[F["dd"]] = squares_r.sum(), np.square(np.abs(ts)).sum(), squares_d.sum()
+    f[F["rt"]] = (rs.real * ts.real + rs.imag * ts.imag).sum() if rs.dtype.kind == "c" or ts.dtype.kind == "c" else (rs * ts).sum()
+    f[F["d_sum"]] = ds.sum() if ds.dtype.kind != "c" else math.nan
+    f[F["ad_sum"]] = np.abs(ds).sum()
+    if i[I["pairs"]]:
+        f[F["ad_max"]] = size.max()
+        if size.max() > 0.0:
+            i[I["ad_index"]] = int(size.argmax())
+    if rv.dtype.kind != "c" and tv.dtype.kind != "c":
+        i[I["sign"]] = (((rv < 0) & (tv > 0)) | ((rv > 0) & (tv < 0))).sum()
+    i[I["values_differ"]] = np.count_nonzero(size)
+    i[I["close"]] = (fine & (size <= atol + rtol * r_size)).sum()
+    if not full:
+        return
+    zero = fine & (r_size == 0.0)
+    i[I["rel_skipped"]] = zero.sum()
+    relative = np.abs(ds)[fine & ~zero] / np.abs(rs)[fine & ~zero]
+    f[F["rel_sum"]], f[F["rel_max"]] = relative.sum(), relative.max(initial=0.0)
+    for k, threshold in enumerate(THRESHOLDS):
+        i[I[f"over_{k}"]] = (size > threshold).sum()
+    bits = size.view(np.int64)
+    places = np.where(bits == 0, 0, np.clip((bits >> 52) - (1023 - 48), 1, BINS - 1))
+    h[:] = np.bincount(places[fine], minlength=BINS)
+    if r_type is t_type and r_type.kind == "float":
+        distance = _ulp(r, t, r_type)[fine]
+        f[F["ulp_sum"]], f[F["ulp_max"]] = distance.sum(), distance.max(initial=0.0)
+    if channels:
+        d2, r2 = squares_d.reshape(-1, channels), squares_r.reshape(-1, channels)
+        channel_dd += d2.sum(0)
+        channel_rr += r2.sum(0)
+        row_d, row_r = d2.sum(1), r2.sum(1)
+        ratio = np.where(row_d == 0.0, 0.0, row_d / row_r)
+        i[I["row_index"]] = int(ratio.argmax())
+        f[F["row_worst"]] = ratio.max()
+
+
+def _figures(side: str, values: Any, scale: float, f: Floats, i: Any) -> None:
+    i[I[side + "_finite"]] = values.size
+    if not values.size:
+        return
+    values = np.abs(values) if values.dtype.kind == "c" else values
+    f[F[side + "_min"]], f[F[side + "_max"]] = values.min(), values.max()
+    values = values * scale if scale != 1.0 else values
+    total = values.sum()
+    f[F[side + "_sum"]], f[F[side + "_sq"]] = total, np.square(values).sum()
+    f[F[side + "_m2"]] = np.square(values - total / values.size).sum()
+
+
+def _ulp(r: Array, t: Array, kind: DType) -> Floats:
+    """Distances in units in the last place: how many numbers of the type lie between. 0 and -0 are the same number.
+
+    Codes are mapped to integers that rise with the value; float64 distances may need 64 bits, so they are taken unsigned.
+    """
+    bits = kind.bits
+    if bits == 64:
+        low = np.int64(0x7FFFFFFFFFFFFFFF)
+        u, v = (np.where(c >= 0, c, -(c & low)) for c in (r.view(np.int64), t.view(np.int64)))
+        gap = np.where(u > v, u.view(np.uint64) - v.view(np.uint64), v.view(np.uint64) - u.view(np.uint64))
+        wide: Floats = gap.astype(np.float64)
+        return wide
+    top = 1 << (bits if kind.name == "float8_e8m0fnu" else bits - 1)  # e8m0 has no sign
+    codes = [c.view(f"u{bits // 8}").astype(np.int64) for c in (r, t)]
+    u, v = (np.where(c < top, c, -(c & (top - 1))) for c in codes)
+    near: Floats = np.abs(u - v).astype(np.float64)
+    return near

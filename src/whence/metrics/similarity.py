@@ -1,0 +1,33 @@
+"""Direction and scale: do both sides point the same way, and is one a multiple of the other?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whence.metrics.accumulators import Accumulators, Floats
+from whence.metrics.metric import Metric, over
+
+
+def _cosine(a: Accumulators) -> Floats:
+    size = np.sqrt(a["rr"]) * np.sqrt(a["tt"])
+    return np.clip(over(a["rt"], size), -1.0, 1.0)
+
+
+METRICS = (
+    Metric(
+        "cosine_similarity",
+        "core",
+        "<r, t> / (|r| |t|), for complex the real part of <r, t>; blind to scale",
+        "cosine of the angle between both as vectors",
+        _cosine,
+        "one side is all zero and has no direction",
+    ),
+    Metric(
+        "scale_estimate",
+        "core",
+        "<r, t> / <r, r>: the factor that brings the reference closest to the target; 1 without scale error",
+        "least squares through the origin",
+        lambda a: over(a["rt"], a["rr"]),
+        "the reference is all zero",
+    ),
+)
