@@ -8,6 +8,7 @@ Other packages add commands through the entry point group `whence.cli` (name = "
 from __future__ import annotations
 
 import ast
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -96,10 +97,14 @@ def group(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command `whence`: run one command and leave with its exit code (DESIGN section 5a)."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a name shows its code, never an error.
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(execute(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit code; whatever happens has been told on stderr."""
     if "_WHENCE_COMPLETE" in os.environ:
         group.main(arguments, prog_name="whence")
@@ -149,7 +154,9 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _tell(text: str) -> None:
+    from whence.report import plain
+
     try:
-        click.echo(text, err=True)
+        click.echo("\n".join(plain.clean(line) for line in text.split("\n")), err=True)
     except OSError:
         return
