@@ -66,6 +66,7 @@ class Session:
     ) -> None:
         self.options, self.rank, self.max_bytes = options, rank, max_bytes
         self.selector = Selector(options)
+        self.takes_all = not (options.include or options.exclude or options.classes or options.ids or options.steps) and options.max_depth is None
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.lock = threading.RLock()
@@ -189,10 +190,11 @@ class Session:
         base: tuple[int, int] | None = None,
         tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
         external: External | None = None,
+        address: int = 0,
     ) -> int:
         """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow. Returns its id, -1 after a failure.
 
-        data: all its canonical bytes. base, tail: only `tail`, what follows record base[0] along axis base[1], is written.
+        data: all its canonical bytes, lying at `address` (0: not known). base, tail: only `tail`, what follows record base[0] along axis base[1], is written.
         value: the framework's tensor, for a user's on_record.
         """
         statistics = sketch = None
@@ -200,7 +202,7 @@ class Session:
         if self.options.keep == "none":
             why = "topology only (--keep none)"
         else:
-            statistics, sketch = host.statistics(data, dtype)
+            statistics, sketch = host.statistics_at(address, data.size, dtype) if address else host.statistics(data, dtype)
             if self.options.keep == "stats":
                 why = "statistics only (--keep stats)"
             elif not self.selector.elements(scope, slot):

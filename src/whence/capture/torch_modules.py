@@ -8,7 +8,6 @@ wrapper looks at tensors, dispatch and function modes of the program are off, so
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import sys
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.staging import Ring
+from whence.capture.torch_staging import Ring
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
 from whence.records import Call, External, Ref
 
@@ -62,9 +61,24 @@ class _Frame:
     """One call in progress."""
 
     __slots__ = (
-        "args", "deep", "kids", "made", "module", "note", "number", "order", "parent", "recorder", "refs", "root", "scope",
-        "signature", "state", "tensors", "training", "wanted", "occurrence", "phase", "step", "micro", "depth", "objects",
+        "args", "depth", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
+        "phase", "recorder", "refs", "root", "scope", "signature", "state", "step", "tensors", "training", "wanted",
     )  # fmt: skip
+
+
+class _Known:
+    """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
+
+    __slots__ = ("branches", "deep", "entries", "op_type", "ref", "root", "scope", "source")
+
+    def __init__(self, module: Any, scope: str, root: _Root) -> None:
+        kind = type(module)
+        self.ref, self.scope, self.root = weakref.ref(module), scope, root
+        self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        self.branches = any(child is not None for child in module._modules.values())
+        # Children that are used without being called (a fused path): their parameters are the module's own.
+        self.deep = isinstance(module, torch.nn.MultiheadAttention)
+        self.entries: list[list[Any]] | None = None
 
 
 class _Root:
@@ -175,15 +189,13 @@ class Listener:
         self._staged = staged
         self._ring: Ring | None = None
         self._local = threading.local()
-        self._names: dict[int, tuple[Any, str, _Root]] = {}
+        self._known: dict[int, _Known] = {}
         self._roots: dict[str, _Root] = {}
-        self._params: dict[tuple[int, bool], tuple[Any, list[list[Any]]]] = {}
         self._live: dict[tuple[Any, ...], _Seen] = {}
         self._grown: dict[tuple[int, str], tuple[int, bytes, tuple[int, ...], str]] = {}
         self._objects: dict[int, _Watched] = {}
         self._signatures: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._programs: set[str] = set()
-        self._dynamic_leaves: set[int] = set()
         self._previous: Callable[..., Any] | None = None
         self._optimizer_hook: Any = None
         self.programs_recorded = 0
@@ -293,51 +305,46 @@ class Listener:
         local = self._local
         stack: list[_Frame] = getattr(local, "stack", None) or []
         local.stack = stack
-        found = self._names.get(id(module))
-        if found is not None and found[0]() is not module:
-            found = None
+        known = self._known.get(id(module))
+        if known is not None and known.ref() is not module:
+            known = None
         parent = stack[-1] if stack else None
-        if found is None:
+        if known is None:
             if parent is None:
                 if self.model is not None:
                     return None
                 self._new_root(module)
-                found = self._names[id(module)]
+                known = self._known[id(module)]
             else:
-                found = self._adopt(module, parent)
+                known = self._adopt(module, parent)
         frame = _Frame()
-        frame.module, frame.parent, frame.kids = module, parent, 0
-        frame.recorder = frame.signature = None
+        frame.known, frame.module, frame.parent, frame.kids = known, module, parent, 0
+        frame.recorder = frame.signature = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
-        frame.deep = _has_children(module) and (id(module) in self._dynamic_leaves or isinstance(module, torch.nn.MultiheadAttention))
         frame.training = module.training
-        frame.scope = scope = found[1]
+        frame.scope = scope = known.scope
         if parent is None:
-            self._begin_root(frame, found[2], scope)
+            self._begin_root(frame, known.root, scope)
         else:
             parent.kids += 1
             if parent.recorder is not None:
                 parent.recorder.abandon()
-            frame.state, frame.root, frame.step, frame.micro, frame.phase = (
-                parent.state,
-                parent.root,
-                parent.step,
-                parent.micro,
-                parent.phase,
-            )
+            frame.state, frame.root, frame.step, frame.micro, frame.phase = parent.state, parent.root, parent.step, parent.micro, parent.phase
             frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             frame.depth = parent.depth + 1
         counts = frame.state
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
         frame.order = session.next_order()
-        frame.wanted = session.selector.wants(scope, type(module).__name__, frame.depth, frame.number, frame.step)
+        frame.wanted = session.takes_all or session.selector.wants(scope, known.op_type, frame.depth, frame.number, frame.step)
         stack.append(frame)
-        frame.args = None
         if not frame.wanted:
             frame.note = "not selected"
             return frame
         session.over_budget(scope, frame.step)
-        with _quiet():
+        if _listened_to():
+            with _Quiet():
+                self._take_inputs(frame, args, kwargs)
+        else:
             self._take_inputs(frame, args, kwargs)
         return frame
 
@@ -381,28 +388,20 @@ class Listener:
         if not session.active:
             self.active = False
             return
-        leaf = frame.kids == 0
+        known, leaf = frame.known, frame.kids == 0
         program = no_program = ""
         if frame.wanted:
-            with _quiet():
-                if not error:
-                    self._take_mutated(frame, leaf)
-                    self._take_outputs(frame, out)
-                if leaf and not frame.deep and _has_children(frame.module):
-                    # Its children are used without being called (a fused path): their parameters are its own, from now on.
-                    self._dynamic_leaves.add(id(frame.module))
-                    frame.deep = True
-                    frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
-                    self._take_params(frame)
-                program, no_program = self._programs_of(frame, leaf, error)
-        arguments = frame.args or {}
-        kind = type(frame.module)
+            if _listened_to():
+                with _Quiet():
+                    program, no_program = self._take_results(frame, out, leaf, error)
+            else:
+                program, no_program = self._take_results(frame, out, leaf, error)
         call = Call(
             id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
-            micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=kind.__name__,
-            source=f"{kind.__module__}.{kind.__qualname__}", parent=frame.parent.order if frame.parent is not None else -1,
-            number=frame.number, leaf=leaf, training=frame.training, refs=tuple(frame.refs), arguments=arguments,
-            program=program, no_program=no_program, notes=(frame.note,) if frame.note else (), error=error,
+            micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
+            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf, training=frame.training,
+            refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
+            notes=(frame.note,) if frame.note else (), error=error,
         )  # fmt: skip
         ring = self._ring
         if ring is not None and ring.pending:
@@ -411,6 +410,19 @@ class Listener:
             session.call(call if ring is None else _resolved(call))
         if frame.parent is None:
             self._end_root(frame)
+
+    def _take_results(self, frame: _Frame, out: Any, leaf: bool, error: str) -> tuple[str, str]:
+        """Mutations and outputs of a call that ends, and (program, why none) of a leaf."""
+        known = frame.known
+        if not error:
+            self._take_mutated(frame, leaf)
+            self._take_outputs(frame, out)
+        if leaf and known.branches and not known.deep:
+            # None of its children was called, so their parameters are its own, from now on.
+            known.deep, known.entries = True, None
+            frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
+            self._take_params(frame)
+        return self._programs_of(frame, leaf, error)
 
     def _end_root(self, frame: _Frame) -> None:
         session, name, step = self.session, frame.root.name, frame.step
@@ -435,11 +447,11 @@ class Listener:
 
     def _learn(self, module: Any, root: _Root, prefix: str) -> None:
         for name, child in module.named_modules(prefix=prefix):
-            known = self._names.get(id(child))
-            if known is None or known[0]() is not child or child is module:
-                self._names[id(child)] = (weakref.ref(child), name, root)
+            known = self._known.get(id(child))
+            if known is None or known.ref() is not child or child is module:
+                self._known[id(child)] = _Known(child, name, root)
 
-    def _adopt(self, module: Any, parent: _Frame) -> tuple[Any, str, _Root]:
+    def _adopt(self, module: Any, parent: _Frame) -> _Known:
         """A module met inside a root that was not there when the root was walked."""
         root = parent.root
         top = root.ref()
@@ -447,10 +459,10 @@ class Listener:
             for name, child in top.named_modules():
                 if child is module:
                     self._learn(module, root, name)
-                    return self._names[id(module)]
+                    return self._known[id(module)]
         scope = f"{parent.scope}.<{type(module).__name__}>" if parent.scope else f"<{type(module).__name__}>"
         self._learn(module, root, scope)
-        return self._names[id(module)]
+        return self._known[id(module)]
 
     def _settings(self, module: Any, root: _Root) -> None:
         """What a reader of two runs asks first: mode, dtypes, attention implementation, threads."""
@@ -496,15 +508,21 @@ class Listener:
         for name, value in kwargs.items():
             self._collect(value, f"input.{name}", found, arguments, frame)
         frame.args = arguments
+        shapes: list[Any] = []
         if takes_inputs:
+            refs = frame.refs
             for slot, tensor in found:
-                number, edge = self._sight(tensor, slot, frame)
-                frame.refs.append(Ref(slot, number, edge))
+                number, edge, key = self._sight(tensor, slot, frame)
+                refs.append(Ref(slot, number, edge))
+                shapes.append((slot, key))
                 frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
         if self._may_have_program(frame):
-            frame.signature = signature = self._signature(frame, found, arguments)
-            if signature not in self._signatures and self.session.elements_on:
-                params = [(entry[0], entry[1]) for entry in self._params[id(module), frame.deep][1]]
+            frame.signature = signature = (
+                id(module), tuple(shapes), tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
+            )  # fmt: skip
+            if signature not in self._signatures and self.session.elements_on and takes_inputs:
+                params = [(entry[0], entry[1]) for entry in frame.known.entries or ()]
                 frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
 
     def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
@@ -552,21 +570,21 @@ class Listener:
             if now == version and (version is not None or not leaf or not tensor.is_cpu):
                 continue
             where = "mutated" + slot[5:]
-            seen, edge = self._sight(tensor, where, frame)
+            seen, edge, _ = self._sight(tensor, where, frame)
             if seen is not number and seen != number:
                 refs.append(Ref(where, seen, edge))
                 frame.made.append((where, tensor))
         for slot, watched in frame.objects:
             for path, tensor in watched.changed():
                 where = "mutated" + slot[5:] + path
-                seen, edge = self._sight(tensor, where, frame, grows=(id(watched), path))
+                seen, edge, _ = self._sight(tensor, where, frame, grows=(id(watched), path))
                 refs.append(Ref(where, seen, edge))
                 frame.made.append((where, tensor))
-        for item in self._params.get((id(frame.module), frame.deep), _NO_PARAMS)[1]:
+        for item in frame.known.entries or ():
             slot, tensor, _, version, seen = item
             if seen is not None and not tensor.is_inference() and tensor._version != version:
                 where = "mutated" + slot[5:]
-                item[4], edge = self._sight(tensor, where, frame)
+                item[4], edge, _ = self._sight(tensor, where, frame)
                 item[3] = tensor._version
                 refs.append(Ref(where, item[4], edge))
                 frame.made.append((where, tensor))
@@ -583,32 +601,30 @@ class Listener:
             else:
                 self._collect(out, "output.0" if not dataclasses.is_dataclass(out) else "output", found, {}, None)
         for slot, tensor in found:
-            number, edge = self._sight(tensor, slot, frame)
+            number, edge, _ = self._sight(tensor, slot, frame)
             frame.refs.append(Ref(slot, number, edge))
         frame.made += found
 
     def _take_params(self, frame: _Frame) -> None:
         """Parameters, buffers and plain tensor attributes of the module; of the modules below it too where those are never called."""
-        module = frame.module
-        key = (id(module), frame.deep)
-        known = self._params.get(key)
-        if known is not None and known[0]() is module:
-            entries = known[1]
-        else:
-            if frame.deep or not _has_children(module):
+        known, module = frame.known, frame.module
+        entries = known.entries
+        if entries is None:
+            if known.deep or not known.branches:
                 held = tensors_of(module)
             else:
                 tables = (module._parameters, module._buffers)
                 held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
-            entries = [[slot, tensor, 0, None, None] for slot, tensor in held]
-            self._params[key] = (weakref.ref(module), entries)
-        if not frame.deep:
+            entries = known.entries = [[slot, tensor, 0, None, None] for slot, tensor in held]
+        if not entries:
+            return
+        if not known.deep:
             self._refresh(module, entries)
         for item in entries:
             slot, tensor, pointer, version, seen = item
             now = None if tensor.is_inference() else tensor._version
             if seen is None or version != now or tensor.data_ptr() != pointer:
-                seen, _ = self._sight(tensor, slot, frame, parameter=True)
+                seen, _, _ = self._sight(tensor, slot, frame, parameter=True)
                 item[2], item[3], item[4] = tensor.data_ptr(), now, seen
             frame.refs.append(Ref(slot, seen, "identity"))
 
@@ -629,8 +645,8 @@ class Listener:
 
     def _sight(
         self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[int, str] | None = None
-    ) -> tuple[Any, str]:
-        """The record of this tensor and how it was known again: "identity", "content" or "" (new)."""
+    ) -> tuple[Any, str, Any]:
+        """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride)."""
         kind = type(tensor)
         session = self.session
         subclass = ""
@@ -639,44 +655,57 @@ class Listener:
             subclass = "" if kind is torch.nn.Buffer else kind.__name__
             if inner is None or len(inner) != 1:
                 why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
-                return session.unreadable(tensors.dtype_name(tensor) or "unknown", tuple(tensor.shape), why, subclass=kind.__name__), ""
+                return self._unreadable(tensor, why)
             tensor = inner[0][1]
         elif not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             if not tensors.readable(tensor):
-                why = f"no elements to read ({tensor.device.type}, {tensor.layout})"
-                return session.unreadable(tensors.dtype_name(tensor) or "unknown", tuple(tensor.shape), why), ""
+                return self._unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
         dtype = tensors.NAMES.get(tensor.dtype)
         if dtype is None:
-            return session.unreadable(str(tensor.dtype), tuple(tensor.shape), f"dtype {tensor.dtype} has no host form"), ""
+            return self._unreadable(tensor, f"dtype {tensor.dtype} has no host form")
         shape = tuple(tensor.shape)
         version = None if tensor.is_inference() else tensor._version
         contiguous = tensor.is_contiguous()
         stride = () if contiguous else tensor.stride()
         pointer = tensor.data_ptr()
-        key = (pointer, dtype, shape, stride)
+        look = (dtype, shape, stride)
+        key = (pointer, look)
         known = self._live.get(key)
-        if not tensor.is_cpu or self._staged:
-            return self._sight_staged(tensor, dtype, shape, stride, version, key, known, slot, frame, subclass)
-        data = _bytes(tensor, pointer, contiguous)
-        digest = host.digest(data)
+        if self._staged or not tensor.is_cpu:
+            return *self._sight_staged(tensor, dtype, shape, stride, version, key, known, slot, frame, subclass), look
+        data = None
+        if contiguous and dtype[0] != "c":
+            nbytes = tensor.nbytes
+            digest = host.digest_at(pointer, nbytes)
+        else:
+            data = tensors.canonical(tensor)
+            pointer, nbytes = data.__array_interface__["data"][0], data.size
+            digest = host.digest(data)
         if known is not None and known.digest == digest and known.version == version and known.alive():
-            return known.id, "content" if version is None else "identity"
+            return known.id, "content" if version is None else "identity", look
         base = tail = external = None
         if grows is not None:
-            base, tail = self._increment(grows, tensor, dtype, shape, digest)
-        if parameter and self._find_external is not None and session.elements_on and data.size >= 1 << 16:
+            base, tail = self._increment(grows, tensor, dtype, shape)
+        if data is None:
+            data = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8) if nbytes else _EMPTY
+        if parameter and self._find_external is not None and session.elements_on and nbytes >= 1 << 16:
             external = self._find_external(digest, dtype, shape, data)
         number = session.record(
-            dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=type(frame.module).__name__, value=tensor, stride=stride,
-            storage_offset=tensor.storage_offset(), device="cpu", subclass=subclass, base=base, tail=tail, external=external,
+            dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=frame.known.op_type, value=tensor, stride=stride,
+            storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
         )  # fmt: skip
         self._live[key] = _Seen(number, digest, version, _StorageRef(tensor))
         if grows is not None:
             self._grown[grows] = (number, digest, shape, dtype)
-        return number, ""
+        return number, "", look
+
+    def _unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
+        dtype, shape = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass=type(tensor).__name__)
+        return number, "", (dtype, shape, ())
 
     def _increment(
-        self, grows: tuple[int, str], tensor: Any, dtype: str, shape: tuple[int, ...], digest: bytes
+        self, grows: tuple[int, str], tensor: Any, dtype: str, shape: tuple[int, ...]
     ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
         """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old part is unchanged bit by bit."""
         old = self._grown.get(grows)
@@ -700,7 +729,7 @@ class Listener:
             return known.id, "identity"
         if self._ring is None:
             self._ring = Ring(on_error=self._give_up)
-        session, op_type, device = self.session, type(frame.module).__name__, str(tensor.device)
+        session, op_type, device = self.session, frame.known.op_type, str(tensor.device)
         scope, offset = frame.scope, tensor.storage_offset()
         pending = _Pending()
 
@@ -720,7 +749,7 @@ class Listener:
         module = frame.module
         if not self.session.options.programs or frame.note or self.session.options.keep != "full":
             return False
-        if _has_children(module) and not frame.deep:
+        if frame.known.branches and not frame.known.deep:
             return False
         if not _compiled_code_around():
             return True
@@ -728,14 +757,6 @@ class Listener:
         if hidden:
             frame.note = f"compiled ({hidden}): inside not seen"
         return not hidden
-
-    def _signature(self, frame: _Frame, found: list[tuple[str, Any]], arguments: dict[str, Any]) -> tuple[Any, ...]:
-        shapes = tuple((slot, t.dtype, tuple(t.shape), t.stride() if t.layout is torch.strided else ()) for slot, t in found)
-        autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return (
-            id(frame.module), shapes, tuple(arguments.items()), frame.training,
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
-        )  # fmt: skip
 
     def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
         """(program id, why there is none) of a call that ends now."""
@@ -798,34 +819,19 @@ def _resolved(call: Call) -> Call:
     return msgspec.structs.replace(call, refs=refs)
 
 
-def _bytes(tensor: Any, pointer: int, contiguous: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Canonical bytes of a CPU tensor; a view of its memory without a torch operator when it is contiguous."""
-    if contiguous and not tensor.is_conj() and not tensor.is_neg():
-        nbytes = tensor.nbytes
-        if nbytes == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8)
-    return tensors.canonical(tensor)
-
-
-def _quiet() -> Any:
-    """Dispatch and function modes of the program off while we look; nothing to do in the usual case."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return _Quiet()
-    return _NOTHING
+def _listened_to() -> bool:
+    """Does the program run dispatch or function modes, which would see what we do with its tensors?"""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
 _ABANDONED: list[Listener] = []
-_NOTHING = contextlib.nullcontext()
-_NO_PARAMS: tuple[Any, list[list[Any]]] = (None, [])
-
-
-def _has_children(module: Any) -> bool:
-    return any(child is not None for child in module._modules.values())
+_EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
 
 
 class _Quiet:
+    """Dispatch and function modes of the program are off inside."""
+
     def __enter__(self) -> None:
         self._function = torch._C.DisableTorchFunction()
         self._function.__enter__()

@@ -85,7 +85,7 @@ def _evidence(result: Comparison) -> Iterator[str]:
     elif result.evidence:
         weak = {"two dumps": "errors below 5 times what came in", "statistics": "errors that leave min, max, mean and norm alone",
                 "text": "differences below the printed digits"}  # fmt: skip
-        unseen = f"; could not have seen {weak[result.evidence]}" if result.status == "same" and result.evidence in weak and set(result.counts) > {"identical"} else ""
+        unseen = f"; could not have seen {weak[result.evidence]}" if result.status == "same" and result.evidence in weak and set(result.counts) != {"identical"} else ""
         yield _row("  rests on", f"{result.evidence}; {c.share:.0%} of {count(c.calls, 'call')} measured{unseen}")
 
 

@@ -1,0 +1,132 @@
+"""The thin thread: six hand-made records through plan, measure, judge and locate, without torch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from handmade import bfloat16, net
+
+from whence import api, report
+
+
+def plant(name, f):
+    return lambda n, value: f(value) if n == name else value
+
+
+def test_a_run_against_itself_is_the_same():
+    result = api.compare(net(), net())
+    assert result.status == "same"
+    assert result.counts == {"identical": 3}
+    assert result.coverage.share == 1.0
+    assert result.first_difference is None
+    assert "bitwise identical" in report.answer(result)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, np.float16])
+def test_rounding_is_not_a_fault(dtype):
+    result = api.compare(net(), net(dtype))
+    assert result.status == "same", report.answer(result)
+    assert result.findings == ()
+    assert result.evidence == "two dumps"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+def test_an_operator_that_adds_an_error_is_named(dtype):
+    result = api.compare(net(), net(dtype, change=plant("h", lambda h: h * 1.2)))
+    assert result.status == "different"
+    assert result.findings[0].name == "fc1"
+    assert result.findings[0].evidence == "two dumps"
+    assert [f.name for f in result.findings] == ["fc1"]
+
+
+def test_the_last_operator_is_named():
+    result = api.compare(net(), net(change=plant("y", lambda y: y + 0.5)))
+    assert [f.name for f in result.findings] == ["fc2"]
+    assert result.findings[0].worst_index is not None
+
+
+def test_one_changed_weight_is_a_parameter_finding():
+    def change(w):
+        w = w.copy()
+        w[3, 5] += 0.25
+        return w
+
+    result = api.compare(net(), net(change=plant("w2", change)))
+    finding = result.findings[0]
+    assert (result.status, finding.name, finding.cause, finding.confidence) == ("different", "fc2", "parameter", "certain")
+    assert "[3, 5]" in finding.sentence
+    assert "1 of 256" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(lambda w: w * 1.01, "scaled by 1.01"), (lambda w: -w, "sign flipped"), (lambda w: w * 0, "all zero"), (lambda w: w[::-1], "another order")],
+)
+def test_what_happened_to_a_weight_is_said(how, words):
+    assert words in api.compare(net(), net(change=plant("w1", how))).findings[0].sentence
+
+
+def test_differing_inputs_are_the_headline_and_prove_nothing():
+    def change(ids):
+        ids = ids.copy()
+        ids[3] = 9
+        return ids
+
+    result = api.compare(net(), net(change=plant("ids", change)))
+    assert result.status == "undecided"
+    assert result.inputs_differ == ("Net step 0: 0 at [3]: 3 against 9 (1 of 5 differ)",)
+    assert "INPUTS DIFFER" in report.answer(result)
+
+
+def test_statistics_alone_see_a_gross_fault_and_say_what_they_rest_on():
+    clean = api.compare(net(keep=False), net(bfloat16, keep=False))
+    assert (clean.status, clean.evidence) == ("same", "statistics")
+    assert "could not have seen" in report.answer(clean)
+    broken = api.compare(net(keep=False), net(keep=False, change=plant("h", lambda h: h * 3)))
+    assert broken.findings[0].name == "fc1"
+
+
+def test_nothing_in_common_is_undecided():
+    result = api.compare(net(), net(names=("a", "b"), root="Other", drop=("fc1", "fc2")))
+    assert result.status == "undecided"
+    assert result.unmatched == 4
+
+
+def test_low_coverage_is_undecided_and_names_both_numbers():
+    result = api.compare(net(), net(drop=("fc1",)))
+    assert result.status == "undecided"
+    assert "2 of 3" in result.headline
+    assert api.compare(net(), net(drop=("fc1",)), min_coverage=0.5).status == "same"
+
+
+def test_a_shape_mismatch_is_structural():
+    result = api.compare(net(), net(change=plant("y", lambda y: y[:, :4])))
+    assert result.findings[0].verdict == "structural"
+    assert "shape (5, 8) against (5, 4)" in result.findings[0].sentence
+
+
+def test_nan_only_in_the_target_is_found_where_it_is_born():
+    def change(h):
+        h = h.copy()
+        h[0, 0] = np.nan
+        return h
+
+    result = api.compare(net(), net(change=plant("h", change)))
+    assert [f.name for f in result.findings] == ["fc1"]
+
+
+def test_a_comparison_survives_json(tmp_path):
+    result = api.compare(net(), net(bfloat16), output=tmp_path / "cmp")
+    assert api.load_comparison(tmp_path / "cmp").counts == result.counts
+    assert (tmp_path / "cmp" / "summary.json").exists()
+
+
+def test_no_torch_is_loaded():
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); sys.modules['torch'] = None\n"
+        "from handmade import net, bfloat16\nfrom whence import api\n"
+        "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=str(__import__("pathlib").Path(__file__).parents[2]))
+    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr

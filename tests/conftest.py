@@ -1,0 +1,18 @@
+"""Shared by all tests: the folder of hand-made runs is importable, and nothing outside the test's own folder is written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of samples and benchmark models beside the checkout; tests that use it are skipped where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared samples are not beside this checkout")
+    return SHARED
