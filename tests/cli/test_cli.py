@@ -265,15 +265,15 @@ def test_scrub_and_recover(stored, tmp_path):
 def test_names_that_the_terminal_cannot_show_or_should_not_obey(tmp_path):
     store.create(tmp_path / "run", RunInfo())
     writer = store.Writer(tmp_path / "run", 0)
-    writer.call(Call(0, "h\u00e9\x1b[31m", "model", 0, 0))
+    writer.call(Call(0, "h\u2192\x1b[31m", "model", 0, 0))
     writer.close()
-    env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    env = {"PYTHONIOENCODING": "latin-1"}
     done = whence("show", tmp_path / "run", "--tree", env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "h\\xe9\\x1b[31m" in done.stdout
+    assert "h\\u2192\\x1b[31m" in done.stdout
     done = whence("show", tmp_path / "run", "h", env=env)
     assert (done.returncode, done.stdout) == (3, "")
-    assert "nearest: h\\xe9\\x1b[31m" in done.stderr
+    assert "nearest: h\\u2192\\x1b[31m" in done.stderr
 
 
 def test_run_through_the_command_line(tmp_path):

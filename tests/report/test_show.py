@@ -273,6 +273,11 @@ def test_a_name_goes_before_a_tree_number():
     assert show.find(sequential, "1", EVERYTHING)[0].id == 2
 
 
+def test_calls_are_shown_in_the_order_they_began():
+    calls = [Call(0, "a.b", "m", 0, 2, number="1_1"), Call(1, "a", "m", 0, 1, number="1"), Call(2, "", "m", 0, 0)]
+    assert [call.id for call in EVERYTHING.calls(MemoryRun(calls, [], {}))] == [2, 1, 0]
+
+
 def test_names_that_mean_nothing_say_what_is_near(run):
     with pytest.raises(UsageError, match=r"no call named haed\.proj; nearest: head\.proj"):
         show.find(run, "haed.proj", EVERYTHING)

@@ -49,13 +49,18 @@ class Choice(NamedTuple):
             test = re.compile(self.name[3:] if self.name.startswith("re:") else fnmatch.translate(self.name or "*"))
         except re.error as err:
             raise UsageError(f"--name {self.name!r} is not a regular expression: {err}") from None
+        # Calls are written as they end, so a container stands behind its children; a long run is never held in memory whole.
+        begun: list[tuple[int, int, int]] = []
         for call in run.calls:
             if self.step is not None and call.step != self.step:
                 continue
             if self.ids and not any(i in ("0", call.number) or call.number.startswith(i + "_") for i in self.ids):
                 continue
             if not self.name or test.fullmatch(name_of(call)) or test.fullmatch(call.scope):
-                yield call
+                begun.append((call.rank, call.order, call.id))
+        begun.sort()
+        for _, _, place in begun:
+            yield run.calls[place]
 
 
 def name_of(call: Call) -> str:
