@@ -238,7 +238,7 @@ class _Comparing:
         evidence = _but(evidence, local=local)
         verdict = judge.judge_leaf(evidence)
         if verdict.verdict == "introduced":
-            cause, words = self.replayer.cause(call, other)
+            cause, words = self.replayer.cause(call, other, slots)
             verdict = judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
         return verdict
 

@@ -62,7 +62,7 @@ class Replayer:
             wide, working = self._dtypes(call, slots, produced.values())
             r = loaded.run(inputs, params, working=wide, strides=strides)
             w = self._working(loaded, inputs, params, working, wide, strides)
-            terms = loaded.reduction_length({slot: a.shape for slot, a in inputs.items()})
+            terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, {k: a.shape for k, a in params.items()})
             local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms)) for slot, pair in outputs]
             if max(item.score for _, item in local) > 1:
                 # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
@@ -158,18 +158,18 @@ class Replayer:
         loaded = self._loaded.get(key)
         if loaded is None:
             try:
-                from whence import replay
+                from whence.replay.programs import load
             except ImportError as error:
                 raise ReplayRefused("replay needs torch: pip install 'whence[torch]'") from MissingDependency(str(error))
             program = run.programs.get(key[1])
             if program is None:
                 raise ReplayRefused("its program was not written (the capture ended early)")
-            loaded = self._loaded[key] = replay.load(program, [run.array(c) for c in program.constants], allow=self.allow)
+            loaded = self._loaded[key] = load(program, [run.array(c) for c in program.constants], allow=self.allow)
         return loaded
 
     @staticmethod
     def _check(run: Run, call: Call, loaded: Any) -> str:
-        from whence import replay
+        from whence.replay.check import check
 
         program = run.programs[call.program]
         records = {r.slot: r.record for r in call.refs}
@@ -180,29 +180,35 @@ class Replayer:
         params = {s: run.array(records[s]) for s in program.params}
         outputs = {s: run.array(records[s]) for s, _ in program.outputs if s in records}
         strides = {s: run.records[records[s]].stride for s in program.inputs if run.records[records[s]].stride}
-        why: str = replay.check(loaded, inputs, params, outputs, strides)
+        why: str = check(loaded, inputs, params, outputs, strides)
         return why
 
     # ---- why a flagged operator is at fault
 
-    def cause(self, call: Call, other: Call) -> tuple[str, str]:
+    def cause(self, call: Call, other: Call, slots: Mapping[str, SlotPair]) -> tuple[str, str]:
         """(cause, words) of an introduced error whose parameters are equal.
 
-        The target's own program on its own inputs: if it gives what the target recorded, the kernel does what the code says,
-        so the code differs (`semantic`); if it does not, the kernel is at fault.
+        The target's own program on its own inputs: where it gives what the target recorded (within rounding), the kernel does
+        what the code says, so the code differs (`semantic`); where it does not, the kernel is at fault.
         """
         if not other.program:
             return "", ""
         mine, theirs = self.reference.programs.get(call.program), self.target.programs.get(other.program)
         words = locate.program_difference(mine, theirs) if mine is not None and theirs is not None else ""
         try:
-            self._checked[1, other.program] = 0
-            self._failed.pop((1, other.program), None)
-            self._trusted(self.target, 1, other)
-        except ElementsMissing:
+            loaded = self._load(self.target, (1, other.program))
+            records = {r.slot: r.record for r in other.refs}
+            program = self.target.programs[other.program]
+            inputs = {s: self.target.array(records[s]) for s in program.inputs}
+            params = {s: self.target.array(records[s]) for s in program.params}
+            made = {s: self.target.array(records[s]) for s, _ in program.outputs if s in records}
+            strides = {s: self.target.records[records[s]].stride for s in program.inputs if self.target.records[records[s]].stride}
+            wide, _ = self._dtypes(call, slots, made.values())
+            r = loaded.run(inputs, params, working=wide, strides=strides)
+            w = loaded.run(inputs, params, working="recorded", strides=strides)
+            scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
+        except (ReplayRefused, ElementsMissing, KeyError):
             return "", words
-        except ReplayRefused as error:
-            if "does not reproduce" in str(error):
-                return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
-            return "", words
-        return "semantic", words or "the target's own operators reproduce it, so the code computes something else"
+        if scores and max(scores) > 1:
+            return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
+        return "semantic", words or "the target's own operators reproduce it, so its code computes something else"

@@ -84,8 +84,8 @@ def measure(
     if y.size == 0:
         return Local(0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, u=u)
     last = output.shape[-1] if output.ndim > 1 else y.size
-    e, f, size = y - r, w - r, float(np.linalg.norm(r))
-    error, own = float(np.linalg.norm(e)), float(np.linalg.norm(f))
+    e, f, size = y - r, w - r, _norm(r)
+    error, own = _norm(e), _norm(f)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
     floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
@@ -95,8 +95,8 @@ def measure(
     score = max(rho / limit_rho, z / limit_z)
     inherited = None
     if g is not None:
-        base = float(np.linalg.norm(g))
-        inherited = float(np.linalg.norm(r - g)) / base if base > 0 else (0.0 if size == 0 else math.inf)
+        base = _norm(g)
+        inherited = _norm(r - g) / base if base > 0 else (0.0 if size == 0 else math.inf)
     if mismatch:
         score = math.inf
         bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
@@ -106,6 +106,11 @@ def measure(
         score, rho, z, index, slope, slope_z, error / size if size else (0.0 if error == 0 else math.inf),
         floor / size if size else 0.0, inherited, mismatch, u=u,
     )  # fmt: skip
+
+
+def _norm(x: F64) -> float:
+    """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
+    return math.sqrt(float(np.einsum("i,i->", x, x)))
 
 
 def _flat(array: Array) -> F64:
@@ -160,7 +165,7 @@ def _worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[fl
 
 def _slope(d: F64, w: F64, last: int, limits: Limits) -> tuple[float, float]:
     """Coherent scale of the difference to the working replay: (relative slope, its z clustered by row and by column, the lower)."""
-    size = float(w @ w)
+    size = _norm(w) ** 2
     if d.size < 256 or size == 0.0 or np.count_nonzero(d) <= 30 or last < 2:
         return 0.0, 0.0
     product = (d * w).reshape(-1, last)
@@ -171,7 +176,7 @@ def _slope(d: F64, w: F64, last: int, limits: Limits) -> tuple[float, float]:
         sums = product.sum(axis)
         if sums.size < 2:
             continue
-        spread = float(np.sqrt(sums @ sums))
+        spread = _norm(sums)
         zs.append(abs(total) / spread if spread > 0 else 0.0)
     if not zs or abs(slope) < limits.effect:
         return slope, 0.0

@@ -61,7 +61,7 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
         if item.downstream and not own:
             continue
         call = calls[item.region.call]
-        key = (starred(call.scope), call.op_type, verdict.cause, verdict.verdict, str(item.region.stretch))
+        key = (starred(call.scope), call.op_type, str(item.region.stretch))
         groups.setdefault(key, []).append(item)
     ranked = []
     for members in groups.values():
