@@ -271,6 +271,8 @@ def test_a_name_goes_before_a_tree_number():
     ]
     sequential = MemoryRun(calls, [Record(0, "float32", ())], {})
     assert show.find(sequential, "1", EVERYTHING)[0].id == 2
+    assert show.find(sequential, "1:output", EVERYTHING)[0].id == 2
+    assert show.find(sequential, "2:output.0", EVERYTHING)[0].id == 2
 
 
 def test_calls_are_shown_in_the_order_they_began():

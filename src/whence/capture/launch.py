@@ -108,10 +108,9 @@ def conclude(
         problem = ""
     except WhenceError as err:
         run, problem = None, str(err)
-    if run is not None and len(run.calls):
+    if run is not None and (any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))):
         steps = len({(s.root, s.step) for s in run.steps})
-        size = sum(p.stat().st_size for p in Path(absolute).rglob("*") if p.is_file())
-        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {nbytes(size)} in {shown}"
+        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {nbytes(on_disk(absolute))} in {shown}"
         tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
         if processes.errors:
             tell(f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be captured, see {shown}/{ERRORS}")
@@ -124,23 +123,41 @@ def conclude(
     return ended.exit_code
 
 
+def on_disk(path: str) -> int:
+    """Bytes a run takes on disk; room that a shard reserves for its header and never wrote is not counted."""
+    total = 0
+    for file in Path(path).rglob("*"):
+        with contextlib.suppress(OSError):
+            found = file.lstat()
+            total += min(found.st_size, found.st_blocks * 512) if file.is_file() else 0
+    return total
+
+
 def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
     """The most likely reason why a capture holds no call."""
     if processes.errors:
         more = f" (and {len(processes.errors) - 1} more in {ERRORS})" if len(processes.errors) > 1 else ""
         return processes.errors[0] + more
     if not processes.started:
-        return "no Python that it started saw whence; was the environment cleared (PYTHONPATH), or a Python run with -I, -S or -E?"
+        return (
+            "no Python that it started saw whence; was PYTHONPATH replaced (write PYTHONPATH=folder:$PYTHONPATH), the environment "
+            "cleared, or a Python run with -I, -S or -E?"
+        )
     if not processes.attached:
         return f"torch was never imported ({counted(processes.started, 'Python process', 'Python processes')})"
     notes = [n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")]
     if notes:
         return "; ".join(dict.fromkeys(notes))
     chosen = [n for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks") if getattr(options, n) not in ((), None)]
+    if chosen and run is not None and len(run.calls):
+        return f"none of {counted(len(run.calls), 'module call')} matched the selection ({_options(chosen)})"
     if chosen:
-        names = ", ".join("--" + n.replace("_", "-").replace("classes", "class") for n in chosen)
-        return f"no module call matched the selection ({names}), or no module was called"
+        return f"no module call matched the selection ({_options(chosen)}), or no module was called"
     return "torch was imported, but no module was called"
+
+
+def _options(names: Sequence[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-").replace("classes", "class") for name in names)
 
 
 def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str] | None = None) -> RunInfo:

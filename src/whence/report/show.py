@@ -232,13 +232,16 @@ def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
 
     A name alone is its first output. Raises UsageError saying what is near, or which slots there are.
     """
-    whole = [c for c in choice.calls(run) if name in (c.scope, name_of(c)) and name]
+    before, _, after = name.rpartition(":")
+    whole: list[Call] = []
     slot = ""
-    if not whole and ":" in name:
-        before, _, slot = name.rpartition(":")
-        whole = [c for c in choice.calls(run) if before in (c.number, name_of(c)) or (before == c.scope and before)]
-    if not whole:
-        whole = [c for c in choice.calls(run) if c.number == name]
+    for wanted, behind, by_name in ((name, "", True), (before, after, True), (name, "", False), (before, after, False)):
+        # A Sequential's children are called 0, 1, 2, so a name goes before a tree number.
+        chosen = choice.calls(run) if wanted else ()
+        whole = [c for c in chosen if (wanted in (c.scope, name_of(c)) if by_name else wanted == c.number)]
+        if whole:
+            slot = behind
+            break
     if not whole:
         names = sorted({name_of(c) for c in run.calls})
         near = difflib.get_close_matches(name.partition(":")[0], names, n=3, cutoff=0.3) or names[:3]
