@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -105,6 +106,22 @@ def test_recover_refuses_while_the_process_lives(tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match="still writes"):
             store.recover(run)
     assert store.recover(run)[0].finished == ()
+
+
+def test_a_writer_on_another_host_is_asked_by_its_last_word(tmp_path: Path) -> None:
+    run = hand.new(tmp_path / "run")
+    with store.Writer(run) as writer:
+        hand.add(writer, hand.bits("float32", (3,)), "float32")
+    folder = hand.only_process(run)
+    process = json.loads((folder / "process.json").read_text())
+    (folder / "process.json").write_text(json.dumps({**process, "host": "far.away"}))
+    (folder / "status.json").write_text('{"ended": "running", "error": ""}')
+    assert "still being written" in store.open_run(run).ended
+    with pytest.raises(StoreFailed, match="still writes"):
+        store.recover(run)
+    os.utime(folder / "journal.jsonl", (0, 0))
+    assert "uncleanly" in store.open_run(run).ended
+    store.recover(run)
 
 
 def test_recover_cuts_a_torn_journal_and_keeps_a_damaged_part_aside(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import struct
 from pathlib import Path
 
@@ -239,15 +240,40 @@ def test_calls_programs_notes_and_steps(tmp_path: Path) -> None:
             opened.column("nonsense")
 
 
+class Mute:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
 def test_odd_arguments_are_told_in_words(tmp_path: Path) -> None:
     run = hand.new(tmp_path / "run")
+    deep: list[object] = []
+    for _ in range(3000):
+        deep = [deep]
+    odd = [
+        {"a": object, "b": 2**70, "c": "\ud800", "d": (1, [2.5, None])},
+        {"a": slice(1, 2), "b": [1.5, {"c": float("-inf")}]},
+        {"a": Mute(), "b": 1},
+        {"a": deep, "b": 1, "c": Mute()},
+    ]
     with store.Writer(run) as writer:
-        plain = hand.call(0)
-        writer.call(msgspec.structs.replace(plain, arguments={"a": object, "b": 2**70, "c": "\ud800", "d": (1, [2.5, None])}))
-        writer.call(msgspec.structs.replace(plain, id=1, arguments={"a": slice(1, 2)}))
-    opened = store.open_run(run)
-    assert opened.calls[0].arguments["a"] == "<class 'object'>"
-    assert opened.calls[1].arguments == {"a": "slice(1, 2, None)"}
+        for n, arguments in enumerate(odd):
+            writer.call(msgspec.structs.replace(hand.call(n), arguments=arguments))
+    calls = store.open_run(run).calls
+    assert calls[0].arguments["a"] == "<class 'object'>"
+    assert calls[1].arguments == {"a": "slice(1, 2, None)", "b": [1.5, {"c": "-inf"}]}
+    assert calls[2].arguments == {"a": "<Mute>", "b": 1}
+    assert set(calls[3].arguments) == {"a", "b", "c"}
+
+
+def test_a_run_travels_to_another_process_as_its_path(tmp_path: Path) -> None:
+    run = hand.new(tmp_path / "run")
+    with store.Writer(run, rank=2) as writer:
+        hand.add(writer, hand.bits("float32", (1000,)), "float32")
+    sent = pickle.dumps(store.open_run(run, ranks=[2]))
+    assert len(sent) < 1000
+    arrived = pickle.loads(sent)  # noqa: S301 - our own bytes
+    assert hand.same(arrived.array(0), hand.bits("float32", (1000,)))
 
 
 def test_columns_agree_with_structs(tmp_path: Path) -> None:

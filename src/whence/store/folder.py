@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ PROCESS = "process.json"
 JOURNAL = "journal.jsonl"
 INDEX = "index.safetensors"
 STATUS = "status.json"
+
+FOREIGN_SILENCE_S = 60.0
 
 _PROCESS_FOLDER = re.compile(r"rank\d{5,}-.+")
 _MAX_JSON_BYTES = 64 << 20
@@ -201,9 +204,14 @@ def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
     return ProcessInfo(FORMAT, rank, socket.gethostname(), pid, started, _boot(), _pid_started(pid) or 0, header_bytes)
 
 
-def is_alive(info: ProcessInfo) -> bool:
-    """Whether the process that wrote a folder still runs on this host. A process of another host or boot counts as gone."""
-    if info.host != socket.gethostname() or (info.boot and info.boot != _boot()) or info.pid <= 0:
+def is_writing(folder: Path, info: ProcessInfo) -> bool:
+    """Whether the process that made `folder` still runs. One of another host cannot be asked: it does if it wrote within a minute."""
+    if info.host != socket.gethostname():
+        try:
+            return time.time() - (folder / JOURNAL).stat().st_mtime < FOREIGN_SILENCE_S
+        except OSError:
+            return False
+    if (info.boot and info.boot != _boot()) or info.pid <= 0:
         return False
     started = _pid_started(info.pid)
     if started is not None and info.pid_started:

@@ -30,7 +30,16 @@ _TAGS = {"record", "call", "program", "note", "step"}
 _CHUNK = 8 << 20
 MAX_LINE_BYTES = 256 << 20
 
-encoder = msgspec.json.Encoder(enc_hook=repr)  # an argument that is not JSON is told in words: the writer never fails on one
+
+def in_words(value: object) -> str:
+    """What a value that is not JSON is written as: its repr, or its type when it has none."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a repr of the user's may raise anything
+        return f"<{type(value).__name__}>"
+
+
+encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on an argument
 
 
 class Entry(NamedTuple):

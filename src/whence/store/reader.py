@@ -17,7 +17,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, External, Increment, Kept, Note, Program, Record, Ref, RunInfo, Step
 from whence.store import index as indexes
 from whence.store import journal
-from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_alive, load_info, load_process, process_folders, shard_name
+from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, load_info, load_process, process_folders, shard_name
 from whence.store.index import CALL_COLUMNS, INCREMENT, KEPT, NAME_COLUMNS, NONE, RECORD_COLUMNS, Column, Index
 from whence.store.journal import NOTE, PROGRAM, STEP
 from whence.store.shards import Bytes, Shard, map_file
@@ -50,7 +50,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.name))
     if not processes and skipped:
         raise UnreadableRun(f"{run} has no process of rank {sorted(set(ranks or ()))}; it has ranks {sorted(skipped)}")
-    opened = StoredRun(run, info, processes, unborn)
+    opened = StoredRun(run, info, processes, unborn, ranks=ranks)
     if not len(opened.records) and not len(opened.calls):
         told = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
         raise UnreadableRun(
@@ -64,8 +64,10 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
 class StoredRun:
     """A `Run` read from disk. Calls and records are made when asked for; elements are memory-mapped."""
 
-    def __init__(self, path: Path, info: RunInfo, processes: list[_Process], unborn: Sequence[str] = ()) -> None:
-        self._path, self._info, self._processes = path, info, processes
+    def __init__(
+        self, path: Path, info: RunInfo, processes: list[_Process], unborn: Sequence[str] = (), *, ranks: Collection[int] | None = None
+    ) -> None:
+        self._path, self._info, self._processes, self._ranks = path, info, processes, ranks
         records = calls = shards = 0
         for process in processes:
             process.record_base, process.call_base, process.shard_base = records, calls, shards
@@ -79,6 +81,10 @@ class StoredRun:
         self._programs: dict[str, Program] | None = None
         self._verified: set[int] = set()
         self._ended = "; ".join([*(said for p in processes if (said := p.ended())), *unborn])
+
+    def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Path, Collection[int] | None]]:
+        """To another process a run travels as its path; it is mapped again there."""
+        return _reopen, (self._path.absolute(), self._ranks)
 
     @property
     def path(self) -> str:
@@ -245,6 +251,10 @@ class StoredRun:
         return data
 
 
+def _reopen(path: Path, ranks: Collection[int] | None) -> StoredRun:
+    return open_run(path, ranks=ranks)
+
+
 class _Process:
     """One process folder: its journal as of now, its index, its shards. Numbers are local to it."""
 
@@ -267,7 +277,7 @@ class _Process:
         who = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
         damage = self.index.damage
         said = []
-        if self.status == RUNNING and is_alive(self.info):
+        if self.status == RUNNING and is_writing(self.folder, self.info):
             said.append(f"is still being written: {self._extent()} so far")
         elif self.status in (RUNNING, RECOVERED):
             said.append(f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came after is missing")

@@ -11,7 +11,7 @@ import numpy as np
 
 from whence.errors import StoreFailed, UnreadableRun
 from whence.store import index as indexes
-from whence.store.folder import JOURNAL, ProcessInfo, is_alive, load_info, load_process, process_folders, replace_file, shard_name
+from whence.store.folder import JOURNAL, ProcessInfo, is_writing, load_info, load_process, process_folders, replace_file, shard_name
 from whence.store.index import INCREMENT, KEPT, Index
 from whence.store.shards import HEADER_BYTES, MAX_HEADER_BYTES, Header, finish_file, map_file, parse_header, tensor_name
 from whence.store.status import RECOVERED, RUNNING, leave_status, read_status
@@ -37,7 +37,8 @@ def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
     """Make every shard of the run a valid safetensors file, and its indexes, from the journals. Doing it twice changes nothing.
 
     Bytes behind the last journalled tensor are cut off. A part of a journal that is damaged (not merely torn) is moved to
-    journal.damaged. Raises StoreFailed when a process of this host still writes (unless `force`) or the medium refuses,
+    journal.damaged. Raises StoreFailed when a process still writes (of another host: wrote within the
+    last minute; unless `force`) or the medium refuses,
     UnreadableRun when there is no run.
     """
     run = Path(path)
@@ -58,7 +59,7 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
         if not (folder / JOURNAL).exists():
             continue
         process = load_process(folder)
-        if not force and read_status(folder)[0] == RUNNING and is_alive(process):
+        if not force and read_status(folder)[0] == RUNNING and is_writing(folder, process):
             raise StoreFailed(f"process {process.pid} still writes {folder}: wait until it ends (or force it, when you know better)")
         found.append((folder, process))
     return found

@@ -26,7 +26,7 @@ from whence.records import Call, Elements, External, Increment, Kept, Note, Prog
 from whence.store import folder as folders
 from whence.store import index
 from whence.store.folder import JOURNAL, shard_name
-from whence.store.journal import encoder
+from whence.store.journal import encoder, in_words
 from whence.store.shards import DIRECT_BYTES, HEADER_BYTES, SHARD_BYTES, STAGING_BYTES, Bytes, ShardWriter, map_file, write_all
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
 
@@ -163,7 +163,13 @@ class Writer:
             return number
 
     def call(self, call: Call) -> None:
-        """See `Sink.call`. Arguments that are not JSON are written as their repr."""
+        """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan, which JSON lacks, as their names."""
+        if call.arguments:
+            try:
+                if not _is_json(call.arguments):
+                    call = msgspec.structs.replace(call, arguments=_as_json(call.arguments))
+            except RecursionError:
+                call = msgspec.structs.replace(call, arguments=_as_words(call.arguments))
         self._add(call)
 
     def program(self, program: Program) -> None:
@@ -249,8 +255,7 @@ class Writer:
             except (TypeError, ValueError, OverflowError, RecursionError):
                 if not isinstance(line, Call):
                     raise
-                told = {str(k): repr(v).encode("ascii", "backslashreplace").decode() for k, v in line.arguments.items()}
-                self._append(_with_arguments(line, told))
+                self._append(msgspec.structs.replace(line, arguments=_as_words(line.arguments)))
 
     def _append(self, line: Record | Call | Program | Note | Step) -> None:
         journal = self._journal
@@ -398,8 +403,29 @@ class Writer:
         self._known, self._known_before = {}, {}
 
 
-def _with_arguments(call: Call, arguments: dict[str, Any]) -> Call:
-    return msgspec.structs.replace(call, arguments=arguments)
+def _is_json(value: object) -> bool:
+    """Whether a value holds no inf and no nan: msgspec would write them as null."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    return True
+
+
+def _as_json(value: Any) -> Any:
+    if type(value) is float and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_as_json(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _as_json(v) for k, v in value.items()}
+    return value
+
+
+def _as_words(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {str(k): in_words(v).encode("ascii", "backslashreplace").decode() for k, v in arguments.items()}
 
 
 def _check_there(fd: int) -> None:
