@@ -46,7 +46,7 @@ ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 F_NAMES = (
     "r_sum", "t_sum", "r_sq", "t_sq", "r_m2", "t_m2", "r_min", "r_max", "t_min", "t_max",
     "rr", "tt", "rt", "dd", "d_sum", "ad_sum", "ad_max", "rel_sum", "rel_max", "ulp_sum", "ulp_max",
-    "row_worst", "channel_worst", "row_dd", "row_rr", "scale",
+    "row_worst", "channel_worst", "row_dd", "row_rr", "r_scale", "t_scale", "rr_scale", "tt_scale", "dd_scale",
 )  # fmt: skip
 # Columns of a result row, int64. Thresholds: the last eight.
 I_NAMES = (
@@ -566,6 +566,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
     for i in range(8 * BINS):
         h[i] = np.uint32(0)
     rows_done = 0
+    masked = 0  # places set to zero because they are not finite: the histogram sees them as zero errors
     for o in range(0, n, BLOCK):
         m = min(BLOCK, n - o)
         same = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)
@@ -650,7 +651,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
                     c = m if c == m else _over(d, m, thr[t])
                     I[22 + t] += c
             _histogram(d, m, lane, words, h)
-            h[0] -= np.uint32(k)
+            masked += k
             if kr == kt and ne != 0:
                 us = 0.0
                 um = 0.0
@@ -684,6 +685,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
             for j in range(8):
                 t += np.int64(h[j * BINS + i])
             H[i] = t
+        H[0] -= masked
     if F[16] > 0.0:  # only the block was kept: look again for the first place in it
         o = I[21]
         m = min(BLOCK, n - o)

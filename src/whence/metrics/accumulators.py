@@ -23,7 +23,9 @@ _F_EMPTY = np.zeros(NF)
 _F_EMPTY[[F["r_min"], F["t_min"]]] = np.inf
 _F_EMPTY[[F["r_max"], F["t_max"]]] = -np.inf
 _F_EMPTY[[F["ad_max"], F["row_worst"], F["channel_worst"]]] = -1.0
-_F_EMPTY[F["scale"]] = 1.0
+SCALES = [F[name] for name in ("r_scale", "t_scale", "rr_scale", "tt_scale", "dd_scale")]
+"""What the values were multiplied by before they were summed: by side, and over the places finite on both."""
+_F_EMPTY[SCALES] = 1.0
 _I_EMPTY = np.zeros(NI, np.int64)
 _PLACES = [I[name] for name in ("ad_index", "bad_index", "row_index", "channel_index", "ad_block")]
 _I_EMPTY[_PLACES] = -1
@@ -71,6 +73,7 @@ def empty(count: int) -> Accumulators:
     )
 
 
+@np.errstate(all="ignore")
 def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int) -> None:
     """Add row 0 of `part`, a chunk that begins at flat element `offset` and row `rows_before`, to row 0 of `whole`.
 
@@ -98,10 +101,11 @@ def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int)
         wi[I["bad_index"]] = pi[I["bad_index"]] + offset
 
 
-def worst_channel(whole: Accumulators, dd: Floats, rr: Floats) -> None:
-    """Set the worst channel of row 0 from the squared errors and squared references of every channel, both (channels,)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(dd == 0.0, 0.0, dd / rr)
+def worst_channel(whole: Accumulators, errors: Floats, references: Floats) -> None:
+    """Set the worst channel of row 0 from the 2-norms of error and reference of every channel, both (channels,)."""
+    with np.errstate(all="ignore"):
+        ratio = np.where(errors == 0.0, 0.0, errors / references)
     place = int(ratio.argmax())
-    whole.floats[0, F["channel_worst"]] = ratio[place]
+    with np.errstate(over="ignore"):
+        whole.floats[0, F["channel_worst"]] = np.square(ratio[place])
     whole.ints[0, I["channel_index"]] = place

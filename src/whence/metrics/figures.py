@@ -21,13 +21,13 @@ def _extreme(column: str) -> Metric:
 
 def _side(letter: str, side: str) -> tuple[Metric, ...]:
     def mean(a: Accumulators) -> Floats:
-        return over(a[letter + "_sum"], a[letter + "_finite"]) / a["scale"]
+        return over(a[letter + "_sum"], a[letter + "_finite"]) / a[letter + "_scale"]
 
     def std(a: Accumulators) -> Floats:
-        return np.sqrt(over(a[letter + "_m2"], a[letter + "_finite"])) / a["scale"]
+        return np.sqrt(over(a[letter + "_m2"], a[letter + "_finite"])) / a[letter + "_scale"]
 
     def norm(a: Accumulators) -> Floats:
-        return np.where(a[letter + "_finite"] == 0, np.nan, np.sqrt(a[letter + "_sq"]) / a["scale"])
+        return np.where(a[letter + "_finite"] == 0, np.nan, np.sqrt(a[letter + "_sq"]) / a[letter + "_scale"])
 
     def saturated(a: Accumulators) -> Floats:
         top = a.r_top if letter == "r" else a.t_top

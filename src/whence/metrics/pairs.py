@@ -295,7 +295,7 @@ class _Worker:
             dd += part_dd
             rr += part_rr
         if job.channels:
-            worst_channel(whole, dd, rr)
+            worst_channel(whole, np.sqrt(dd), np.sqrt(rr))
         self._finish([job], whole)
 
     def _finish(self, jobs: Sequence[_Job], rows: Accumulators) -> None:

@@ -41,7 +41,8 @@ def _checksum(array: Array, same_type: bool, compiled: bool) -> int:
     for start in range(0, array.size, 4 * CHUNK):
         part = flat(array, start, start + 4 * CHUNK)
         if not same_type:  # + 0 makes -0 into 0; integers beyond 2^53 are rounded
-            part = (part.astype(np.complex128 if part.dtype.kind == "c" else np.float64) + 0.0).view(np.float64)
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                part = (part.astype(np.complex128 if part.dtype.kind == "c" else np.float64) + 0.0).view(np.float64)
         part = np.ascontiguousarray(part)
         code = _CODE_OF_WIDTH.get(part.itemsize)
         if compiled and code is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from whence import dtypes
 from whence._kernels import BINS, THRESHOLDS
 from whence.dtypes import Array, DType
-from whence.metrics.accumulators import Accumulators, F, Floats, I, empty, join, worst_channel
+from whence.metrics.accumulators import SCALES, Accumulators, F, Floats, I, empty, join, worst_channel
 
 CHUNK = 1 << 16
 """Elements looked at in one go: their float64 temporaries fit in the second-level cache."""
@@ -41,41 +41,52 @@ def same_bytes(reference: Array, target: Array) -> bool:
 def accumulate(reference: Array, target: Array, channels: int, full: bool, rtol: float, atol: float) -> Accumulators:
     """One row for a pair of arrays of equal shape and at least one element, of any dtypes whence knows.
 
-    channels: length of the last axis, or 0 to leave rows and channels out. Values above 1e150 or all below 1e-140 are
-    summed scaled by a power of two (column "scale").
+    channels: length of the last axis, or 0 to leave rows and channels out. What is above 1e150 or below 1e-140 at its largest
+    (a side, or the difference) is summed scaled by a power of two.
     """
     r_type, t_type = dtypes.of(reference), dtypes.of(target)
     whole = empty(1)
-    whole.floats[0, F["scale"]] = scale = _scale(reference, target, r_type, t_type)
+    scales = _scales(reference, target, r_type, t_type)
+    whole.floats[0, SCALES] = scales
     dd, rr = np.zeros(channels), np.zeros(channels)
     step = CHUNK if not channels else max(1, CHUNK // channels) * channels
     for start in range(0, reference.size, step):
         r, t = flat(reference, start, start + step), flat(target, start, start + step)
         part = empty(1)
         with np.errstate(all="ignore"):
-            _chunk(r, t, r_type, t_type, part.floats[0], part.ints[0], part.histogram[0], dd, rr, channels, full, rtol, atol, scale)
+            _chunk(r, t, r_type, t_type, part.floats[0], part.ints[0], part.histogram[0], dd, rr, channels, full, rtol, atol, scales)
         join(whole, part, start, start // channels if channels else 0)
     whole.ints[0, I["bytes_differ"]] = int(r_type != t_type or not same_bytes(reference, target))
     if channels and full:
-        worst_channel(whole, dd, rr)
+        plain = scales == UNSCALED
+        worst_channel(whole, np.sqrt(dd) if plain else dd, np.sqrt(rr) if plain else rr)
     return whole
 
 
-def _scale(reference: Array, target: Array, r_type: DType, t_type: DType) -> float:
-    """1, or the power of two that brings the largest finite magnitude near 1 when squares would leave the range of float64."""
+UNSCALED = (1.0,) * 5
+
+
+def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tuple[float, ...]:
+    """By column of `SCALES`: 1, or the power of two that brings the largest magnitude near 1 when its square would leave the
+    range of float64."""
     if not any(d.name in ("float64", "complex128") for d in (r_type, t_type)):
-        return 1.0
-    top = 0.0
-    for array in (reference, target):
-        for start in range(0, array.size, CHUNK):
-            part = flat(array, start, start + CHUNK)
-            parts = (part.real, part.imag) if part.dtype.kind == "c" else (part,)
-            for one in parts:
-                size = np.abs(one.astype(np.float64))
-                top = max(top, float(size[np.isfinite(size)].max(initial=0.0)))
+        return UNSCALED
+    tops = [0.0] * 5
+    for start in range(0, reference.size, CHUNK):
+        with np.errstate(all="ignore"):
+            r, t = (_wide(flat(side, start, start + CHUNK)) for side in (reference, target))
+            both = np.isfinite(r) & np.isfinite(t)
+            pr, pt = r[both], t[both]
+            for k, values in enumerate((r[np.isfinite(r)], t[np.isfinite(t)], pr, pt, pt - pr)):
+                size = np.maximum(np.abs(values.real), np.abs(values.imag)) if values.dtype.kind == "c" else np.abs(values)
+                tops[k] = max(tops[k], float(size.max(initial=0.0)))
+    return tuple(_power(top) for top in tops)
+
+
+def _power(top: float) -> float:
     if 1e-140 <= top <= 1e150 or top == 0.0:
         return 1.0
-    return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(top)[1])))
+    return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(min(top, 1.7e308))[1])))
 
 
 def _wide(array: Array) -> Any:
@@ -140,13 +151,14 @@ def _chunk(
     full: bool,
     rtol: float,
     atol: float,
-    scale: float,
+    scales: tuple[float, ...],
 ) -> None:
+    r_own, t_own, r_scale, t_scale, d_scale = scales
     rv, tv = _wide(r), _wide(t)
     i[I["n"]] = rv.size
     r_nan, t_nan = np.isnan(rv), np.isnan(tv)
     r_inf, t_inf = np.isinf(rv) & ~r_nan, np.isinf(tv) & ~t_nan
-    for side, values, nan, inf in (("r", rv, r_nan, r_inf), ("t", tv, t_nan, t_inf)):
+    for side, values, nan, inf, scale in (("r", rv, r_nan, r_inf, r_own), ("t", tv, t_nan, t_inf, t_own)):
         _figures(side, values[~(nan | inf)], scale, f, i)
         i[I[side + "_nan"]], i[I[side + "_inf"]] = nan.sum(), inf.sum()
     odd = r_nan | t_nan | r_inf | t_inf
@@ -167,8 +179,8 @@ def _chunk(
     difference = tv - rv if exact is None else np.where(fine, exact, 0.0)
     size = np.abs(difference)
     r_size = np.abs(rv)
-    rs, ts = rv * scale, tv * scale
-    ds = (ts - rs) if scale != 1.0 else difference
+    rs, ts = rv * r_scale, tv * t_scale
+    ds = difference if d_scale == 1.0 else tv * d_scale - rv * d_scale
     squares_d, squares_r = np.square(np.abs(ds)), np.square(np.abs(rs))
     f[F["rr"]], f[F["tt"]], f[F["dd"]] = squares_r.sum(), np.square(np.abs(ts)).sum(), squares_d.sum()
     f[F["rt"]] = (rs.real * ts.real + rs.imag * ts.imag).sum() if rs.dtype.kind == "c" or ts.dtype.kind == "c" else (rs * ts).sum()
@@ -186,7 +198,10 @@ def _chunk(
         return
     zero = fine & (r_size == 0.0)
     i[I["rel_skipped"]] = zero.sum()
-    relative = np.abs(ds)[fine & ~zero] / np.abs(rs)[fine & ~zero]
+    some = fine & ~zero
+    relative = size[some] / r_size[some]
+    if not np.isfinite(size).all():  # |t - r| is beyond float64: halve first
+        relative = np.abs(tv[some] / 2 - rv[some] / 2) / (r_size[some] / 2)
     f[F["rel_sum"]], f[F["rel_max"]] = relative.sum(), relative.max(initial=0.0)
     for k, threshold in enumerate(THRESHOLDS):
         i[I[f"over_{k}"]] = (size > threshold).sum()
@@ -197,13 +212,27 @@ def _chunk(
         distance = _ulp(r, t, r_type)[fine]
         f[F["ulp_sum"]], f[F["ulp_max"]] = distance.sum(), distance.max(initial=0.0)
     if channels:
-        d2, r2 = squares_d.reshape(-1, channels), squares_r.reshape(-1, channels)
-        channel_dd += d2.sum(0)
-        channel_rr += r2.sum(0)
-        row_d, row_r = d2.sum(1), r2.sum(1)
+        if scales == UNSCALED:
+            d2, r2 = squares_d.reshape(-1, channels), squares_r.reshape(-1, channels)
+            channel_dd += d2.sum(0)
+            channel_rr += r2.sum(0)
+            row_d, row_r = np.sqrt(d2.sum(1)), np.sqrt(r2.sum(1))
+        else:  # one scale does not fit every row and channel: norms instead of squares
+            d2, r2 = size.reshape(-1, channels), r_size.reshape(-1, channels)
+            channel_dd[:] = np.hypot(channel_dd, _norms(d2, 0))
+            channel_rr[:] = np.hypot(channel_rr, _norms(r2, 0))
+            row_d, row_r = _norms(d2, 1), _norms(r2, 1)
         ratio = np.where(row_d == 0.0, 0.0, row_d / row_r)
         i[I["row_index"]] = int(ratio.argmax())
-        f[F["row_worst"]] = ratio.max()
+        f[F["row_worst"]] = np.square(ratio.max())
+
+
+def _norms(sizes: Floats, axis: int) -> Floats:
+    """2-norms along an axis without leaving the range of float64 on the way."""
+    top = sizes.max(axis, keepdims=True)
+    scaled = np.sqrt(np.square(sizes / np.where(top == 0.0, 1.0, top)).sum(axis))
+    norms: Floats = np.squeeze(top, axis) * scaled
+    return norms
 
 
 def _figures(side: str, values: Any, scale: float, f: Floats, i: Any) -> None:

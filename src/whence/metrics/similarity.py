@@ -27,7 +27,7 @@ METRICS = (
         "core",
         "<r, t> / <r, r>: the factor that brings the reference closest to the target; 1 without scale error",
         "least squares through the origin",
-        lambda a: over(a["rt"], a["rr"]),
+        lambda a: over(a["rt"], a["rr"]) * (a["rr_scale"] / a["tt_scale"]),
         "the reference is all zero",
     ),
 )
