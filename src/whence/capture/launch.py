@@ -301,7 +301,7 @@ class _Sentinel:
     Without it a signal sent to the group would reach the child twice, or one sent to us never.
     """
 
-    WAIT_S = 0.3
+    WAIT_S = 0.5
 
     def __enter__(self) -> _Sentinel:
         self._seen: set[int] = set()
