@@ -11,6 +11,7 @@ is whole or there is none. Nothing here changes the recorded code: every operato
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import itertools
@@ -66,6 +67,8 @@ _CASTS = {"_to_copy", "to", "type_as"}
 # Arguments that hold sizes: the only places where a number may follow an input's extent.
 _SIZE_ARGUMENTS = {"size", "sizes", "shape", "start", "end", "length", "split_sizes", "split_size", "output_size", "repeats", "self_size"}
 
+_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS", "hpu": "AutocastHPU"}
+
 # Torch functions whose `dtype=float32` widens their operand first, without an operator when it is float32 already.
 _WIDENING = {"softmax", "log_softmax", "softmin", "sum", "nansum", "mean", "cumsum", "cumprod", "prod", "norm", "logsumexp"}
 _NUMBERS_TAKEN = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__", "__cuda_array_interface__"}
@@ -98,6 +101,7 @@ class _Facts(NamedTuple):
     writes: tuple[str, ...]
     view: bool
     random: bool
+    composite: bool  # runs other operators, with view tracking as its caller had it
     defaults: dict[str, Any]
 
 
@@ -114,8 +118,13 @@ def _facts(func: Any) -> _Facts:
         writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
         view=bool(returns) and all(a is not None and not a.is_write for a in returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        composite=_has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "ADInplaceOrView"),
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
     )
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
 def _draws(facts: _Facts, named: dict[str, Any]) -> bool:
@@ -183,6 +192,7 @@ class Recorder:
         self._over = False
         self._entered: list[Any] = []
         self._casts = casts
+        self._autocast: tuple[str, ...] = ()
         self._operations: list[tuple[str, tuple[Any, ...], dict[str, Any], Any, _Facts | None]] = []
         self._operand: dict[tuple[Any, ...], Operand] = {}
         self._sight: dict[tuple[Any, ...], tuple[int, int]] = {}
@@ -192,11 +202,12 @@ class Recorder:
         self._unwritten: set[int] = set()
         self._pinned: set[tuple[Any, ...]] = set()
         self._constants: list[Any] = []
+        self._raised: set[tuple[Any, ...]] = set()
         self._explicit = False
         self._paused = False
         self._notes: set[str] = set()
         self._fixed: set[tuple[int, int, int]] = set()
-        self._agreeing: set[tuple[int, int, int, int]] = set()
+        self._grad: set[str] = set()
         self._guarded = False
         self._inputs = tuple(slot for slot, _ in inputs)
         self._shapes: list[tuple[int, ...]] = []
@@ -214,6 +225,10 @@ class Recorder:
     # ---- what the caller does
 
     def __enter__(self) -> Recorder:
+        self._autocast = tuple(key for device, key in _AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
+        if self._autocast and torch.is_inference_mode_enabled():
+            # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
+            self._give_up("autocast under inference_mode cannot be listened to without changing it")
         if not self._over:
             for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
                 mode.__enter__()
@@ -284,11 +299,15 @@ class Recorder:
         for place, (slot, tensor) in enumerate(inputs):
             self._plain(tensor, slot)
             self._shapes.append(tuple(tensor.shape))
+            if tensor.requires_grad:
+                self._grad.add(slot)
             self._input_dtypes.append(NAMES.get(tensor.dtype, ""))
             self._adopt(tensor, {"in": place})
         for slot, tensor in params:
             self._plain(tensor, slot)
             self._adopt(tensor, {"param": slot})
+            if tensor.requires_grad:
+                self._grad.add(slot)
             self._param_extents.update(tensor.shape)
             self._params[_layout(tensor)] = tensor
         for _, tensor in itertools.chain(inputs, params):
@@ -351,7 +370,7 @@ class Recorder:
                 elif "op" in operand:
                     self._fixed.update((k, axis, n) for k, shape in enumerate(self._shapes) for axis, n in enumerate(shape))
                 return self._emit("aten.as_strided.default", (operand, list(tensor.shape), list(tensor.stride()), start), {}, tensor, key)
-        if torch.is_autocast_enabled(tensor.device.type):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
             # Autocast casts a parameter once and hands the copy out again without an operator.
             for layout, param in self._params.items():
                 if (
@@ -409,15 +428,18 @@ class Recorder:
 
     def _operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._over or self._paused:
-            return func(*args, **kwargs)
-        ready = None
+            with self._restored(func):
+                return func(*args, **kwargs)
+        ready, restored = None, contextlib.nullcontext()
         try:
+            restored = self._restored(func)
             ready = self._before(func, args, kwargs)
         except _Stop:
             pass
         except Exception as error:  # noqa: BLE001 - recording must never break the recorded program
             self._broke(f"looking at {func}", error)
-        out = func(*args, **kwargs)
+        with restored:
+            out = func(*args, **kwargs)
         if ready is not None:
             try:
                 self._after(func, args, kwargs, out, *ready)
@@ -426,6 +448,26 @@ class Recorder:
             except Exception as error:  # noqa: BLE001 - as above
                 self._broke(f"looking at what {func} returned", error)
         return out
+
+    def _restored(self, func: Any) -> Any:
+        """What a mode's handler must put back for `func` to run as it would have without the mode.
+
+        torch calls the handler with view tracking and autocast switched off. An operator that reaches it whole (a composite under
+        inference_mode) would then decide otherwise inside: linear folds its input if and only if the transposed weight requires grad.
+        """
+        if not isinstance(func, torch._ops.OpOverload) or not torch.is_inference_mode_enabled():
+            inner = self._autocast if self._autocast and getattr(func, "__name__", "") == "_trilinear.default" else ()
+            inner = tuple(k for k in inner if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k))
+        elif _facts(func).composite:
+            inner = ("ADInplaceOrView",)
+        else:
+            inner = ()
+        if not inner:
+            return contextlib.nullcontext()
+        exclude = torch._C._dispatch_tls_local_exclude_set()
+        for key in inner:
+            exclude = exclude.remove(torch._C._parse_dispatch_key(key))
+        return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[_Facts, dict[str, Any], tuple[Any, ...], dict[str, Any]]:
         if not isinstance(func, torch._ops.OpOverload):
@@ -499,6 +541,8 @@ class Recorder:
                 self._epoch[storage] = self._epoch.get(storage, 0) + 1
                 self._unwritten.discard(storage)
             self._notes.add("in-place")
+        if facts.composite and torch.is_inference_mode_enabled():
+            self._notes.add("inference")
         self._operations.append((_METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts))
         pinned = self._is_pinned(facts, named, outs)
         for j, tensor in enumerate(outs):
@@ -574,6 +618,7 @@ class Recorder:
             return
         self._emit("whence.cast", (self._ref(tensor), {"dtype": "float32"}, way), {}, tensor, key)
         self._notes.add("cast pinned")
+        (self._raised.add if way == "up" else self._raised.discard)(key)
         (self._pinned.add if way == "up" else self._pinned.discard)(key)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -639,7 +684,8 @@ class Recorder:
             return
         others = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, torch.Tensor)]
         if others:
-            self._cast_point(tensor, "up" if _layout(others[0]) in self._pinned else "back")
+            # `h.type_as(x)` after `h = x.float()`: x is h's own tensor, and what is meant is x before it was widened.
+            self._cast_point(tensor, "up" if _layout(others[0]) in self._pinned - self._raised else "back")
         elif any(isinstance(v, torch.dtype) for v in (*args[1:], *kwargs.values())):
             self._cast_point(tensor, _way(sys._getframe(3)))
 
@@ -668,7 +714,8 @@ class Recorder:
         used.walk([o for _, o in operands])
         fixed = self._fixed_extents(any(self._takes_sizes(self._operations[old][4]) for old in keep))
         used.inputs.update(k for k, _, _ in fixed)
-        used.inputs.update(k for _, _, k, _ in self._agreeing)
+        agreeing = self._agreements()
+        used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
         places = {old: new for new, old in enumerate(sorted(used.inputs))}
         constants = {old: new for new, old in enumerate(sorted(used.constants))}
         self._constants = [self._constants[old] for old in sorted(used.constants)]
@@ -678,7 +725,10 @@ class Recorder:
         if torch.get_default_dtype() is not torch.float32:
             notes.append(f"default {NAMES[torch.get_default_dtype()]}")
         notes += sorted(f"fixed {places[k]}.{axis}={n}" for k, axis, n in fixed)
-        notes += sorted(f"same {places[i]}.{axis}={places[k]}.{other}" for i, axis, k, other in self._agreeing)
+        notes += sorted(f"same {places[i]}.{axis}={places[k]}.{other}" for i, axis, k, other in agreeing)
+        if "inference" in self._notes:  # composite operators choose their way by what requires grad
+            used_slots = {self._inputs[k] for k in used.inputs} | used.params
+            notes += [f"grad {slot}" for slot in sorted(self._grad & used_slots)]
         notes += sorted(self._notes | ({"guard"} if guarded else set()))
         program = Program(
             id="",
@@ -726,34 +776,41 @@ class Recorder:
         }
 
     def _follow(self, value: Any) -> Any:
-        """A size as the extent of an input (or the product of two neighbouring ones), where only one reading is possible."""
+        """A size as the extent of an input, or the product of two, where only one reading is possible.
+
+        Extents that are equal in the recording must be equal on replay (`_agreements`), so which of them is named does not matter.
+        """
         if isinstance(value, list):
             return [self._follow(item) for item in value]
         if type(value) is not int or value < 2 or value >= 1 << 40:
             return value
         places = [(k, axis) for k, shape in enumerate(self._shapes) for axis, n in enumerate(shape) if n == value]
-        first = [p for p in places if p[0] == places[0][0]]
-        if len(first) == 1 and value not in self._param_extents:
-            self._same(value, places)
-            return {"dim": list(first[0])}
-        if places:
-            self._fixed.update((k, axis, value) for k, axis in places)
-            return value
-        products = [
-            (k, axis)
+        pairs = [
+            (k, a, b)
             for k, shape in enumerate(self._shapes)
-            for axis in range(len(shape) - 1)
-            if shape[axis] * shape[axis + 1] == value and shape[axis] > 1 < shape[axis + 1]
+            for a, b in itertools.combinations(range(len(shape)), 2)
+            if shape[a] * shape[b] == value and shape[a] > 1 < shape[b]
         ]
-        if len({self._shapes[k][axis : axis + 2] for k, axis in products}) == 1 and value not in self._param_extents:
-            k, axis = products[0]
-            return {"mul": [{"dim": [k, axis]}, {"dim": [k, axis + 1]}]}
-        self._fixed.update((k, a, self._shapes[k][a]) for k, axis in products for a in (axis, axis + 1))
+        if value not in self._param_extents:
+            if places:
+                return {"dim": list(places[0])}
+            if len({tuple(sorted((self._shapes[k][a], self._shapes[k][b]))) for k, a, b in pairs}) == 1:
+                k, a, b = pairs[0]
+                return {"mul": [{"dim": [k, a]}, {"dim": [k, b]}]}
+        self._fixed.update((k, axis, value) for k, axis in places)
+        if not places:
+            self._fixed.update((k, axis, self._shapes[k][axis]) for k, a, b in pairs for axis in (a, b))
         return value
 
-    def _same(self, value: int, places: list[tuple[int, int]]) -> None:
-        """Extents that agree in the recording are taken to move together; replay refuses inputs where they do not."""
-        self._agreeing.update((*places[0], k, axis) for k, axis in places[1:])
+    def _agreements(self) -> set[tuple[int, int, int, int]]:
+        """Extents that were equal: code that cuts one input to the length of another leaves no operator where they agree already."""
+        first: dict[int, tuple[int, int]] = {}
+        found = set()
+        for k, shape in enumerate(self._shapes):
+            for axis, n in enumerate(shape):
+                if n > 1 and first.setdefault(n, (k, axis)) != (k, axis):
+                    found.add((*first[n], k, axis))
+        return found
 
     def _scalar(self, value: Any) -> Any:
         """A plain number that equals an extent may have been taken from it (`x.sum(1) / x.shape[1]`): that extent may not change."""

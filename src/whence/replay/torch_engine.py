@@ -65,6 +65,9 @@ class Loaded:
         self._groups, self._written = _aliases(program, self._steps)
         for place, uses in _last_uses(program).items():
             self._steps[place].last_use = uses
+        self._inference = "inference" in program.notes
+        grad = {note.removeprefix("grad ") for note in program.notes if note.startswith("grad ")}
+        self._grad = grad if self._inference else set[str]()
         self._bounded: dict[Any, int] = {}
         self._params_seen: dict[str, tuple[int, ...]] = {}
 
@@ -103,6 +106,11 @@ class Loaded:
             for k, slot in enumerate(self.program.inputs)
         ]
         held = {slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in self.program.params}
+        # A clone, since a view of a view would not hand on that it requires grad.
+        ins = [
+            t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in zip(self.program.inputs, ins)
+        ]
+        held = {slot: t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in held.items()}
         self._params_seen = {slot: tuple(held[slot].shape) for slot in self.program.params}
         key = (
             tuple((tuple(t.shape), t.dtype) for t in ins),
@@ -110,11 +118,18 @@ class Loaded:
             stepwise,
         )
         execution = _Execution(self, ins, held, policy, stepwise, bounded=key in self._bounded)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with self._context():
             execution.all()
             if not execution.data_dependent:
                 self._bounded[key] = execution.length
             return {slot: to_host(execution.tensor(operand)) for slot, operand in self.program.outputs}
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[None]:
+        # Recorded whole under inference_mode, a composite operator chooses its way (linear: one mm or many) as it did there.
+        mode = torch.inference_mode() if self._inference else torch.no_grad()
+        with mode, torch.autocast("cpu", enabled=False):
+            yield
 
     def reduction_length(self, inputs: Mapping[str, tuple[int, ...]], params: Mapping[str, tuple[int, ...]] | None = None) -> int:
         """The largest number of terms one output element is summed from (matmul, linear, conv, norm, sum), for inputs of these shapes.
@@ -625,14 +640,12 @@ class _Execution:
                 return args[0].reshape(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
         floats = {t.dtype for t in _tensors([*args, *kwargs.values()]) if t.is_floating_point()}
         if not self.policy.recorded and (floats or self.policy.wide):
-            missing = "not implemented for" in text or "unsupported" in text.lower() or "expected" in text.lower()
             common = torch.float32 if self.policy.wide else None
             for dtype in floats:
                 common = dtype if common is None else torch.promote_types(common, dtype)
             attempts = [common] if len(floats) > 1 and common is not None else []
-            if missing or self.policy.wide:
-                attempts.append(torch.float32)
-            for attempt in attempts:
+            # No kernel for this dtype: this one operator in float32.
+            for attempt in (*attempts, torch.float32):
                 with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
                     out = self.in_dtype(attempt, step, args, kwargs)
                     self.loaded.note(f"{name} in {str(attempt).removeprefix('torch.')}: {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import ml_dtypes
 import msgspec
 import torch
 
@@ -12,6 +13,8 @@ from whence.capture import torch_programs as tp
 from whence.records import Program
 from whence.replay import check as self_check
 from whence.replay import programs
+
+BF16 = ml_dtypes.bfloat16
 
 torch.set_num_threads(1)
 
