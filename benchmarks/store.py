@@ -80,7 +80,9 @@ def writers(where: Path, count: int, rounds: int) -> dict[str, float]:
     nbytes = sum(a.size for a in arrays)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in WRITERS}
     for trial in range(rounds + 1):
-        for name, write in WRITERS.items():
+        names = list(WRITERS)
+        for name in names[trial % 3 :] + names[: trial % 3]:
+            write = WRITERS[name]
             took = timed(lambda write=write, trial=trial, name=name: write(where / f"{name}{trial}", arrays, digests))
             if trial:  # the first round touches the machine's pages for the first time
                 found[name].append(took)

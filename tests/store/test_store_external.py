@@ -74,6 +74,15 @@ def test_parameters_are_referred_to_and_read_back(tmp_path: Path, checkpoint: Pa
         assert opened.raw(2 * place) is None
 
 
+def test_an_increment_on_external_elements(tmp_path: Path, checkpoint: Path) -> None:
+    run = hand.new(tmp_path / "run")
+    whole = np.concatenate([hand.bits("float32", (40, 5), 2), hand.bits("float32", (1, 5), 7)])
+    with store.Writer(run) as writer:
+        base = hand.add(writer, whole[:40], "float32", external=find(whole[:40], "float32", [checkpoint]))
+        writer.record("float32", (41, 5), hand.raw(whole[40:]), b"", None, None, base=(base, 0))
+    assert hand.same(store.open_run(run).array(1), whole)
+
+
 def test_only_equal_bytes_of_the_same_dtype_are_found(checkpoint: Path) -> None:
     assert find(hand.bits("float32", (40, 5), 9), "float32", [checkpoint]) is None
     assert find(hand.bits("float32", (40, 5), 1).view(np.int32), "int32", [checkpoint]) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -148,6 +149,38 @@ def test_a_full_disk_under_a_large_tensor_keeps_all_before_it(small: Path) -> No
     store.recover(run)
     with safe_open(hand.shards(run)[0], "numpy") as official:
         assert hand.same(official.get_tensor("record.49"), arrays[49])
+
+
+@pytest.mark.parametrize("moment", range(1, 25))
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_any_write_may_fail_halfway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, error: int) -> None:
+    run = hand.new(tmp_path / "run")
+    real, count = os.pwrite, 0
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        nonlocal count
+        count += 1
+        done = real(fd, memoryview(data)[: (len(data) + 1) // 2] if count % 3 == 0 or count == moment else data, offset)
+        if count == moment:
+            raise OSError(error, os.strerror(error))
+        return done
+
+    arrays = [hand.bits("float32", (size,), size) for size in (10, 50_000, 3, 300, 60_000, 7)]
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    writer = store.Writer(run, header_bytes=16 << 10, max_shard_bytes=100_000)
+    added = 0
+    with pytest.raises(StoreFailed, match=os.strerror(error)):
+        for array in arrays * 5:
+            hand.add(writer, array, "float32", digest=False)
+            writer.flush()
+            added += 1
+    writer.close()
+    monkeypatch.undo()
+    if added:
+        opened = store.open_run(run)
+        assert os.strerror(error) in opened.ended or "uncleanly" in opened.ended or "still being written" in opened.ended
+        assert len(opened.records) >= added
+        assert all(hand.same(opened.array(i), arrays[i % 6]) for i in range(len(opened.records)))
 
 
 def test_a_read_only_medium(tmp_path: Path, small: Path) -> None:

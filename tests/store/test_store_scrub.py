@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from whence import store
-from whence.errors import ElementsMissing, UsageError
+from whence.errors import ElementsMissing, StoreFailed, UsageError
 from whence.records import Operation, Program, Ref
 
 
@@ -114,6 +115,30 @@ def test_an_interrupted_scrub_leaves_the_run_whole_and_can_be_repeated(tmp_path:
     store.scrub(run, ["layers.1"])
     assert readable(run) == [0, 2, 3, 4, 5, 6]
     assert len(hand.shards(run)) == 1
+
+
+@pytest.mark.parametrize("name", ["unlink", "replace"])
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_a_scrub_that_fails_anywhere_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: int) -> None:
+    run = written(tmp_path / "run")
+    real, count = getattr(Path, name), 0
+
+    def failing(self: Path, *args: object, **more: object) -> object:
+        nonlocal count
+        count += 1
+        if count == moment:
+            raise OSError(5, "Input/output error")
+        return real(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, name, failing)
+        with contextlib.suppress(StoreFailed):
+            store.scrub(run, ["layers.1"])
+    assert readable(run) in ([0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 4, 5, 6])
+    store.scrub(run, ["layers.1"])
+    assert readable(run) == [0, 2, 3, 4, 5, 6]
+    secret = hand.bits("float32", (500,), 1).tobytes()
+    assert not any(secret in p.read_bytes() for p in run.rglob("*") if p.is_file())
 
 
 def test_a_killed_run_is_recovered_first(tmp_path: Path) -> None:

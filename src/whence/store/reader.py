@@ -55,8 +55,12 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         told = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
         raise UnreadableRun(
             f"{run} is an empty run: {len(processes)} process folder(s), no call and no record"
-            f"{f'; {opened.ended}' if opened.ended else ''}{told}\n  nothing was captured: check that the command runs a model "
-            "in a process that whence can see, and what --only / --steps select"
+            f"{f'; {opened.ended}' if opened.ended else ''}{told}\n  "
+            + (
+                "it ended before anything was captured: remove the cause and capture again"
+                if opened.ended
+                else "nothing was captured: check that the command runs a model in a process that whence can see, and what was selected"
+            )
         )
     return opened
 
@@ -154,7 +158,7 @@ class StoredRun:
         if kind == KEPT:
             return _view(process.bytes(local), dtype, shape, record)
         if kind == INCREMENT:
-            return process.rebuild(local, dtype, shape, record)
+            return process.rebuild(local, dtype, shape, record, self._external)
         if kind == NONE:
             raise ElementsMissing(self._record(record).why or f"record {record}: elements were not kept")
         return _view(self._external(record), dtype, shape, record)
@@ -312,7 +316,7 @@ class _Process:
         columns = self.index.columns
         return self.shard(int(columns["shard"][record])).data(int(columns["offset"][record]), int(columns["nbytes"][record]))
 
-    def rebuild(self, record: int, dtype: DType, shape: tuple[int, ...], number: int) -> Array:
+    def rebuild(self, record: int, dtype: DType, shape: tuple[int, ...], number: int, external: Callable[[int], Bytes]) -> Array:
         """Put an increment and all it follows together, without recursion: a cache may have grown ten thousand times."""
         columns, index = self.index.columns, self.index
         links = []
@@ -321,13 +325,17 @@ class _Process:
             base, axis = int(columns["base"][at]), int(columns["axis"][at])
             links.append((at, axis, index.shape(at), index.shape(base)))
             at = base
-        if columns["elements"][at] != KEPT:
+        if columns["elements"][at] == NONE:
             raise ElementsMissing(f"record {number} continues record {at + self.record_base}, whose elements were not kept")
         chain = [at, *(link[0] for link in links)]
         stored = int(columns["nbytes"][chain].sum())
         if stored != math.prod(shape) * dtype.itemsize or any(self.dtype(c) is not dtype for c in chain):
             raise ElementsMissing(f"record {number}: {len(links)} increments of {stored} bytes in all do not make {dtype.name} {shape}")
-        parts = [self.bytes(c) for c in chain]  # all of them lie inside their files: what is allocated next is bounded by what is there
+        # All of them lie inside their files: what is allocated next is bounded by what is there.
+        parts = [
+            self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
+            *(self.bytes(c) for c in chain[1:]),
+        ]
         whole = np.empty(shape, dtype.numpy)
         first = index.shape(at)
         whole[tuple(slice(extent) for extent in first)] = _view(parts[0], dtype, first, number)
