@@ -617,7 +617,7 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
         pt = xt
         _side(xr, pointer(M_R, zf), m, clean, F, 0, 2, 4, 6, 7, I, 1, 4, 8)
         _side(xt, pointer(M_T, zf), m, clean, F, 1, 3, 5, 8, 9, I, 2, 5, 9)
-        if kr == kt:
+        if kr == kt and not same:
             I[13] = 1
         if not clean:
             pr = pointer(M_R, zf)

@@ -1,0 +1,82 @@
+"""How the compiled code is kept: announced once, found again, never in a folder that others may write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whence import _kernels
+
+CODE = "from whence import _kernels; print(_kernels.compiled()); print(_kernels.cache_dir())"
+
+
+def run(code, **environment):
+    about = {k: v for k, v in os.environ.items() if k not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME", "TMPDIR")} | environment
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], env=about, capture_output=True, text=True, check=True)
+
+
+def test_importing_does_not_import_numba():
+    run("import sys; from whence import _kernels; _kernels.compiled(); assert 'numba' not in sys.modules", HOME="/nonexistent")
+
+
+def test_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = _kernels.cache_dir()
+    assert folder.parent == tmp_path / "cache" / "whence" and folder.name.startswith(_kernels.__version__)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not _kernels.compiled()
+    for entry in _kernels.ENTRIES:
+        _kernels._marker(folder, entry).touch()
+    assert _kernels.compiled() and _kernels.compiled("describe")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_a_folder_others_may_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_kernels.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    first = _kernels.cache_dir()
+    first.chmod(0o777)
+    second = _kernels.cache_dir()
+    assert second.is_relative_to(tmp_path / "tmp")
+    second.chmod(0o770)
+    assert _kernels.cache_dir() is None and not _kernels.compiled()
+
+
+def test_home_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    done = run(CODE, HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path / "tmp"))
+    assert done.stdout.splitlines()[0] == "False" and Path(done.stdout.splitlines()[1]).is_relative_to(tmp_path / "tmp")
+
+
+def test_compilation_is_announced_and_kept(tmp_path, monkeypatch, capsys):
+    """With the compiler replaced by nothing: what is said, and what is written."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_kernels, "_loaded", set())
+    monkeypatch.setattr(_kernels, "_marked", [])
+    for entry in _kernels.ENTRIES:
+        monkeypatch.setattr(_kernels, entry, lambda *_: None)
+    _kernels.load()
+    said = capsys.readouterr().err
+    assert said.startswith("compiling kernels, once per machine (about ") and said.count("\n") == 1
+    assert _kernels.compiled() and _kernels.loaded()
+    monkeypatch.setattr(_kernels, "_loaded", set())
+    lines = []
+    assert _kernels.warmup(report=lines.append) < 5
+    assert capsys.readouterr().err == "" and lines == [f"kernels were ready in 0.0 s, kept in {_kernels.cache_dir()}"]
+
+
+def test_numba_settings_are_left_as_they_were():
+    run(
+        "import numba; before = numba.config.CACHE_DIR\n"
+        "from whence import _kernels; _kernels.load('describe', report=str)\n"
+        "assert numba.config.CACHE_DIR == before",
+        **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}),
+    )
