@@ -141,9 +141,9 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
     """One execution of a module (kind "module"), operator ("operator") or label ("label").
 
-    id: its position in `Run.calls`. A capture gives ids as calls BEGIN (so `parent` is known) but writes them as they END: in a
-    journal ids are unique, not sorted, and may have holes (a killed process never wrote its open calls); a reader sorts by id,
-    renumbers to positions and turns a parent that was never written into -1. `order` is the order in which calls began.
+    id: its position in `Run.calls`, the order in which calls ended; `order` is the order in which they began. A capture gives
+    ids as calls begin (so that `parent` is known) and writes them as they end; a reader renumbers to positions, and a parent
+    that was never written (a killed process) becomes -1.
     scope: dotted module path inside the root, "" for the root itself. op: "" for a module call.
     parent: id of the enclosing call, -1 for a root call. number: place in the tree, "0" the root, "3_1" first child of its third child.
     op_type: class name ("Linear") or operator. source: "module.Class" or "file:line". leaf: no module was called inside.
@@ -408,8 +408,9 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
 def regions(calls: Sequence[Call]) -> Iterator[Region]:
     """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
 
-    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs and parameters and the outputs of the children before it; what a later child
-    reads, or the container returns, and was not visible before, the stretch made. Parameters of a child are the child's.
+    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs
+    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and was not
+    visible before, the stretch made. Parameters of a child are the child's.
     """
     below = children(calls)
 

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from handmade import bfloat16, net
 
+from handmade import bfloat16, net
 from whence import api, report
 
 
@@ -61,7 +61,12 @@ def test_one_changed_weight_is_a_parameter_finding():
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [(lambda w: w * 1.01, "scaled by 1.01"), (lambda w: -w, "sign flipped"), (lambda w: w * 0, "all zero"), (lambda w: w[::-1], "another order")],
+    [
+        (lambda w: w * 1.01, "scaled by 1.01"),
+        (lambda w: -w, "sign flipped"),
+        (lambda w: w * 0, "all zero"),
+        (lambda w: w[::-1], "another order"),
+    ],
 )
 def test_what_happened_to_a_weight_is_said(how, words):
     assert words in api.compare(net(), net(change=plant("w1", how))).findings[0].sentence
@@ -128,5 +133,7 @@ def test_no_torch_is_loaded():
         "from handmade import net, bfloat16\nfrom whence import api\n"
         "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=str(__import__("pathlib").Path(__file__).parents[2]))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=str(__import__("pathlib").Path(__file__).parents[2])
+    )
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr

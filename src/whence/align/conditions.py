@@ -9,7 +9,17 @@ import msgspec
 from whence.records import Run
 
 # Settings that change results beyond rounding or choose other kernels; others are listed but explain nothing.
-_WATCHED = ("training", "parameter_dtypes", "attention", "devices", "threads", "matmul_precision", "default_dtype", "inference_mode", "deterministic")
+_WATCHED = (
+    "training",
+    "parameter_dtypes",
+    "attention",
+    "devices",
+    "threads",
+    "matmul_precision",
+    "default_dtype",
+    "inference_mode",
+    "deterministic",
+)
 
 
 def settings_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -35,20 +45,19 @@ def differences(reference: Run, target: Run) -> list[str]:
     if not pairs and len(left) == 1 and len(right) == 1:
         pairs = [(next(iter(left)), next(iter(left.values())), next(iter(right.values())))]
     for name, a, b in pairs:
-        for key in _WATCHED:
-            if a.get(key) != b.get(key):
-                out.append(f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}")
+        out += [f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}" for key in _WATCHED if a.get(key) != b.get(key)]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
     for package in sorted(set(reference.info.versions) | set(target.info.versions)):
-        a, b = reference.info.versions.get(package), target.info.versions.get(package)
-        if a != b:
-            out.append(f"{package} {a or 'absent'} against {b or 'absent'}")
+        old, new = reference.info.versions.get(package), target.info.versions.get(package)
+        if old != new:
+            out.append(f"{package} {old or 'absent'} against {new or 'absent'}")
     return out
 
 
 def dtype_sentence(reference: Run, target: Run) -> str:
     """ "float32 against bfloat16" when the parameters of the runs differ in dtype, else ""."""
+
     def main(run: Run) -> str:
         counts: dict[str, int] = {}
         for setting in settings_of(run).values():

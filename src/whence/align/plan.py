@@ -66,7 +66,16 @@ def plan(reference: Run, target: Run) -> Plan:
 
 
 def _normal_key(call: Call, roots: dict[str, str]) -> tuple[Any, ...]:
-    return (call.rank, roots.get(call.root, call.root), call.step, call.micro, call.phase, normal_scope(call.scope), call.op, call.occurrence)
+    return (
+        call.rank,
+        roots.get(call.root, call.root),
+        call.step,
+        call.micro,
+        call.phase,
+        normal_scope(call.scope),
+        call.op,
+        call.occurrence,
+    )
 
 
 def _match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
@@ -81,9 +90,7 @@ def _match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
     return table
 
 
-def _within(
-    mine: Sequence[Call], others: Sequence[Call]
-) -> tuple[list[tuple[Call, Call]], list[tuple[Call, list[Call]]], list[Call]]:
+def _within(mine: Sequence[Call], others: Sequence[Call]) -> tuple[list[tuple[Call, Call]], list[tuple[Call, list[Call]]], list[Call]]:
     """Pair the calls that share one normalised key: (pairs, doubtful, without a partner).
 
     A wrapper and what it wraps normalise to one name: wrappers face wrappers, and only classes that agree decide between several.

@@ -20,7 +20,9 @@ _SHARE_OF_FREE_SPACE = 4
 
 
 @contextmanager
-def capture(model: Any, path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, **options: Any) -> Iterator[Session]:
+def capture(
+    model: Any, path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, **options: Any
+) -> Iterator[Session]:
     """Capture every call of `model` (a torch module) and of the modules below it while the block runs, into the run `path`.
 
         with whence.capture(model, "runs/ref"):

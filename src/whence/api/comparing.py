@@ -76,14 +76,20 @@ class _Comparing:
         coverage = self._coverage(per_call)
         every = tuple(verdicts.values())
         status, why = locate.decide(
-            found, every, coverage, inputs_differ=bool(self.inputs_differ), strict=self.options.strict, min_coverage=self.options.min_coverage
+            found,
+            every,
+            coverage,
+            inputs_differ=bool(self.inputs_differ),
+            strict=self.options.strict,
+            min_coverage=self.options.min_coverage,
         )
         return Comparison(
-            status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path, findings=tuple(found),
+            status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path,
+            findings=tuple(found),
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
             unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
-            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=tuple([*self.notes, *self._run_notes()]),
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
 
@@ -187,7 +193,8 @@ class _Comparing:
             flips = _flips(arrays, scores)
             if flips:
                 a, b, gap, noise = flips
-                return f"step {call.step - 1}: token {a} against {b}; the scores part them by {gap:.3g}, within their own difference {noise:.3g}: inherited"
+                tie = f"the scores part them by {gap:.3g}, within their own difference {noise:.3g}"
+                return f"step {call.step - 1}: token {a} against {b}; {tie}: inherited"
         return ""
 
     def _arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
@@ -243,7 +250,7 @@ class _Comparing:
         return verdict
 
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
-        """A container's own operators between two children: what the next child reads (or the container returns) against all it could see."""
+        """A container's own operators between two children: what the next child reads, or it returns, against all it could see."""
         kids = self.kids.get(region.call, [])
         outputs: list[SlotPair] = []
         if region.stretch < len(kids):
@@ -258,7 +265,9 @@ class _Comparing:
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
             handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
-            if not handed_on or (seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash):
+            if not handed_on or (
+                seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
+            ):
                 own.append(slot)
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         if region.stretch == 0:
@@ -266,10 +275,16 @@ class _Comparing:
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
         if not own and not wrong:
             return None
-        errors_in = [self._error(SlotPair("", "", r, self.first[r])) for r in region.inputs if r in self.first and (r, self.first[r]) in self.measured]
+        errors_in = [
+            self._error(SlotPair("", "", r, self.first[r]))
+            for r in region.inputs
+            if r in self.first and (r, self.first[r]) in self.measured
+        ]
         errors_out = [self._error(s) for s in own]
         if wrong:
-            verdict = judge.judge_leaf(judge.LeafEvidence(index, errors_in, errors_out, max((e.u for e in errors_out), default=0.0), parameters))
+            verdict = judge.judge_leaf(
+                judge.LeafEvidence(index, errors_in, errors_out, max((e.u for e in errors_out), default=0.0), parameters)
+            )
             return _but_verdict(verdict, stretch=region.stretch)
         growth = judge.grow(errors_in, errors_out, max((e.u for e in errors_out), default=0.0))
         return judge.judge_region(index, region.stretch, growth)
@@ -369,7 +384,12 @@ class _Comparing:
         replayer = self.replayer
         leaves = [c for c in selected if c.leaf]
         return Coverage(
-            len(selected), len(self.plan.pairs), measured, replayer.replayed if replayer else 0, sum(1 for c in leaves if c.program), root_ok
+            len(selected),
+            len(self.plan.pairs),
+            measured,
+            replayer.replayed if replayer else 0,
+            sum(1 for c in leaves if c.program),
+            root_ok,
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
@@ -405,7 +425,9 @@ class _Comparing:
     def _incomparable(self) -> int:
         keys = {(s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots}
         records = self.reference.records
-        return sum(1 for k in keys if self.measured[k].tier == "none" and records[k[0]].count and self._error(SlotPair("", "", *k)).value is None)
+        return sum(
+            1 for k in keys if self.measured[k].tier == "none" and records[k[0]].count and self._error(SlotPair("", "", *k)).value is None
+        )
 
     def _rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
         for index, pair in enumerate(self.plan.pairs):

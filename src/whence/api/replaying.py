@@ -104,7 +104,9 @@ class Replayer:
         floating = [n for n in names if dtypes.named(n).is_floating]
         target = floating[0] if floating else "float32"
         u = judge.unit_roundoff(target)
-        recorded = {self.reference.records[s.reference_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))}
+        recorded = {
+            self.reference.records[s.reference_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))
+        }
         mine = {self.target.records[s.target_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))}
         wide = "float64" if u < 1e-5 or target == "float64" else "float32"
         return wide, "recorded" if recorded == mine else target

@@ -70,7 +70,8 @@ def _check_output(folder: Path, force: bool) -> None:
     if any(folder.iterdir()) and not force:
         known = (folder / "summary.json").exists()
         raise OutputExists(
-            f"{folder} already holds {'a comparison' if known else 'files'}; --force replaces {'it' if known else 'what has our names'}, or choose another -o"
+            f"{folder} already holds {'a comparison' if known else 'files'}; "
+            f"--force replaces {'it' if known else 'what has our names'}, or choose another -o"
         )
 
 

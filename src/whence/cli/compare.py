@@ -22,9 +22,16 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 @click.command("compare", help=__doc__)
 @click.argument("reference", metavar="REF")
 @click.argument("target", metavar="TGT")
-@click.option("-o", "--output", metavar="CMP", help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="CMP",
+    help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout."
+)
 @click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")

@@ -112,8 +112,10 @@ def _shape_of_difference(
         if changed < ref.shape[0]:
             wrong = np.flatnonzero(rows)
             flipped = all(np.array_equal(b[i], -a[i]) for i in wrong)
-            what = "sign flipped in" if flipped else "differ in"
-            return f"{int(np.count_nonzero(different))} of {ref.size} elements: {what} row{'s' if changed > 1 else ''} {', '.join(map(str, wrong[:4]))}{' ...' if changed > 4 else ''}"
+            rows_named = f"row{'s' if changed > 1 else ''} {', '.join(map(str, wrong[:4]))}{' ...' if changed > 4 else ''}"
+            if flipped:
+                return f"sign flipped in {rows_named} of {ref.shape[0]}"
+            return f"{int(np.count_nonzero(different))} of {ref.size} elements differ, in {rows_named}"
     return f"{int(np.count_nonzero(different))} of {ref.size} elements differ (rel_l2 {numbers['rel_l2']:.2g})"
 
 

@@ -64,28 +64,35 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
         "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.slope, "slope_z": _finite(worst.slope_z),
         "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
     }  # fmt: skip
-    sentence = words.of_local(worst)
+    said = words.of_local(worst)
     score = worst.score
-    base = {"pair": evidence.pair, "evidence": "replay", "score": _finite(score), "numbers": numbers, "slot": slot}
+
+    def verdict(name: str, sentence: str, confidence: str = "", cause: str = "") -> Verdict:
+        return Verdict(
+            evidence.pair, name, evidence="replay", confidence=confidence, score=_finite(score), cause=cause, numbers=numbers,
+            sentence=sentence, slot=slot,
+        )  # fmt: skip
+
     if score > 1:
         low_precision = worst.u > 1e-5 and worst.rho <= limits.precision_rho and not worst.structured and math.isfinite(score)
         if low_precision:
-            return Verdict(**base, verdict="precision", sentence=f"{sentence}; unstructured, as from a low-precision intermediate")
-        confidence = "certain" if score >= limits.certain else "likely"
+            return verdict("precision", f"{said}; unstructured, as from a low-precision intermediate")
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
-        return Verdict(**base, verdict="introduced", confidence=confidence, cause=evidence.cause, sentence=f"introduced here: {sentence}{because}")
+        confidence = "certain" if score >= limits.certain else "likely"
+        return verdict("introduced", f"introduced here: {said}{because}", confidence, evidence.cause)
     confidence = "suspect" if score > limits.suspect else ""
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
-        return Verdict(**base, verdict="noise", confidence=confidence, sentence=f"rounding: {sentence}")
-    if inherited > 5 * growth.e_in and inherited > 0 and growth.e_in > 0:
-        return Verdict(**base, verdict="amplified", confidence=confidence, sentence=f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {sentence}")
-    return Verdict(**base, verdict="inherited", confidence=confidence, sentence=f"inherited: {sentence}")
+        return verdict("noise", f"rounding: {said}", confidence)
+    if inherited > 5 * growth.e_in > 0:
+        return verdict("amplified", f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {said}", confidence)
+    return verdict("inherited", f"inherited: {said}", confidence)
 
 
 def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, float | None] | None = None, *, note: str = "") -> Verdict:
     """The verdict of a region that could not be replayed: growth between two dumps, at most `likely`."""
-    numbers = numbers if numbers is not None else {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    if numbers is None:
+        numbers = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
     why = f"; no replay: {note}" if note else ""
     sentence = words.of_growth(growth) + why
     if growth.verdict == "identical":

@@ -27,7 +27,11 @@ def decide(
     if not coverage.root_outputs_measured:
         return "undecided", "not every output of the root could be measured"
     if coverage.share < min_coverage:
-        return "undecided", f"only {coverage.measured} of {coverage.calls} calls could be measured ({coverage.share:.0%}, --min-coverage {min_coverage:.0%})"
+        return (
+            "undecided",
+            f"only {coverage.measured} of {coverage.calls} calls could be measured "
+            f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%})",
+        )
     if findings:
         return "undecided", "only suspects: beyond noise, but the evidence is weak"
     beyond = [v for v in verdicts if v.verdict == "undetermined" and (v.numbers.get("e_out") or 0) > 0]

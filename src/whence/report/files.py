@@ -50,11 +50,25 @@ def table_csv(result: Comparison) -> str:
         measured = row.measured
         writer.writerow(
             (
-                row.verdict, cell(row.name), cell(row.op_type), row.step, row.rank, row.occurrence, cell(row.reference_slot), cell(row.target_slot),
-                row.reference_dtype, row.target_dtype, _shape(row.reference_shape), _shape(row.target_shape), row.rule,
-                "yes" if measured.identical else "no", measured.tier, cell(measured.why or "; ".join(f"{k}: {v}" for k, v in measured.whys.items())),
-                *(_figure(measured.values.get(m)) for m in metrics), _shape(measured.max_abs_index or ()),
-            )  # fmt: skip
+                row.verdict,
+                cell(row.name),
+                cell(row.op_type),
+                row.step,
+                row.rank,
+                row.occurrence,
+                cell(row.reference_slot),
+                cell(row.target_slot),
+                row.reference_dtype,
+                row.target_dtype,
+                _shape(row.reference_shape),
+                _shape(row.target_shape),
+                row.rule,
+                "yes" if measured.identical else "no",
+                measured.tier,
+                cell(measured.why or "; ".join(f"{k}: {v}" for k, v in measured.whys.items())),
+                *(_figure(measured.values.get(m)) for m in metrics),
+                _shape(measured.max_abs_index or ()),
+            )
         )
     return out.getvalue()
 

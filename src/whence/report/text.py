@@ -62,7 +62,10 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     where = f"step {finding.step}, rank {finding.rank}"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x), bold=first)
     cause = _CAUSES.get(finding.cause, "")
-    yield _row("  cause" if cause else "  verdict", f"{finding.cause}: {cause} ({finding.confidence})" if cause else f"{finding.verdict} ({finding.confidence})")
+    if cause:
+        yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
+    else:
+        yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
     yield _row("  evidence", clean(finding.sentence))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
@@ -71,22 +74,29 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         floor = numbers.get("floor_rel")
         budget = f"  own rounding {floor:.2g}" if floor is not None else ""
         yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
-    if first and finding.worst_index is not None and finding.worst_reference is not None and finding.worst_target is not None:
-        yield _row("  worst element", f"{list(finding.worst_index)}   reference {finding.worst_reference:.6g}   target {finding.worst_target:.6g}")
+    a, b = finding.worst_reference, finding.worst_target
+    if first and finding.worst_index is not None and a is not None and b is not None:
+        yield _row("  worst element", f"{list(finding.worst_index)}   reference {a:.6g}   target {b:.6g}")
     if finding.also:
         names = ", ".join(clean(n) for n in finding.also[:4])
         yield _row("  also in", names + (f" and {count(len(finding.also) - 4)} more" if len(finding.also) > 4 else ""))
 
 
+_BLIND = {
+    "two dumps": "errors below 5 times what came in",
+    "statistics": "errors that leave min, max, mean and norm alone",
+    "text": "differences below the printed digits",
+}
+
+
 def _evidence(result: Comparison) -> Iterator[str]:
     c = result.coverage
+    measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
-        yield _row("  rests on", f"replay of {count(c.replayed)} differing leaf calls, two dumps for the rest; {c.share:.0%} of {count(c.calls, 'call')} measured")
+        yield _row("  rests on", f"replay of {count(c.replayed, 'differing leaf call')}, two dumps for the rest; {measured}")
     elif result.evidence:
-        weak = {"two dumps": "errors below 5 times what came in", "statistics": "errors that leave min, max, mean and norm alone",
-                "text": "differences below the printed digits"}  # fmt: skip
-        unseen = f"; could not have seen {weak[result.evidence]}" if result.status == "same" and result.evidence in weak and set(result.counts) != {"identical"} else ""
-        yield _row("  rests on", f"{result.evidence}; {c.share:.0%} of {count(c.calls, 'call')} measured{unseen}")
+        blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
+        yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
 
 
 def _counts(result: Comparison) -> str:
