@@ -336,6 +336,37 @@ def test_lines_that_cannot_be_true_are_damage(tmp_path: Path, change: tuple[byte
     assert "line 15" in opened.ended
 
 
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ('"dtype":"float32","shape":[4,3],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":16}', "not one"),
+        ('"dtype":"float32","shape":[2],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":8}', "do not make"),
+        ('"dtype":"int8","shape":[32],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":0}', "do not make"),
+        ('"dtype":"float32","shape":[1000000000000],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":4000000000000}', "wanted bytes"),
+        ('"dtype":"float32","shape":[7],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}', "28 bytes, 16 are stored"),
+        ('"dtype":"float32","shape":[4],"elements":{"in":"kept","shard":5,"offset":0,"nbytes":16}', "cannot read"),
+        ('"dtype":"float3","shape":[4],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}', "dtype 'float3'"),
+        ('"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/dev/zero","offset":0,"nbytes":4}', "not a regular file"),
+        ('"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/etc/passwd","offset":0,"nbytes":4}', "no hash"),
+    ],
+)
+def test_a_hostile_record_is_only_missing(tmp_path: Path, record: str, text: str) -> None:
+    run = hand.new(tmp_path / "run")
+    with store.Writer(run) as writer:
+        hand.add(writer, hand.bits("float32", (2, 4)), "float32")
+    with (hand.only_process(run) / "journal.jsonl").open("a") as journal:
+        journal.write(f'{{"t":"record","id":1,{record}}}\n')
+    opened = store.open_run(run)
+    assert len(opened.records) == 2
+    with pytest.raises(ElementsMissing, match=text):
+        opened.array(1)
+    assert hand.same(opened.array(0), hand.bits("float32", (2, 4)))
+    store.recover(run)
+    with safe_open(hand.shards(run)[0], "numpy") as official:
+        assert hand.same(official.get_tensor("record.0"), hand.bits("float32", (2, 4)))
+    store.scrub(run, info=False, names=None)
+
+
 def test_unknown_fields_and_kinds_of_lines_are_ignored(tmp_path: Path) -> None:
     run = written(tmp_path / "run")
     journal = hand.only_process(run) / "journal.jsonl"

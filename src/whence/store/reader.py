@@ -331,19 +331,21 @@ class _Process:
         stored = int(columns["nbytes"][chain].sum())
         if stored != math.prod(shape) * dtype.itemsize or any(self.dtype(c) is not dtype for c in chain):
             raise ElementsMissing(f"record {number}: {len(links)} increments of {stored} bytes in all do not make {dtype.name} {shape}")
+        for _, axis, grown, before in links:
+            if not _continues(before, grown, axis):
+                raise ElementsMissing(f"record {number}: an increment from shape {before} to {grown} along axis {axis} is not one")
         # All of them lie inside their files: what is allocated next is bounded by what is there.
         parts = [
             self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
             *(self.bytes(c) for c in chain[1:]),
         ]
-        whole = np.empty(shape, dtype.numpy)
+        try:
+            whole = np.empty(shape, dtype.numpy)
+        except (ValueError, MemoryError) as error:
+            raise ElementsMissing(f"record {number}: {dtype.name} {shape}: {error}") from error
         first = index.shape(at)
         whole[tuple(slice(extent) for extent in first)] = _view(parts[0], dtype, first, number)
         for part, (_, axis, grown, before) in zip(parts[1:], links, strict=True):
-            if len(before) != len(grown) or axis >= len(grown) or before[axis] > grown[axis]:
-                raise ElementsMissing(f"record {number}: an increment from shape {before} to {grown} along axis {axis} is not one")
-            if (*before[:axis], *before[axis + 1 :]) != (*grown[:axis], *grown[axis + 1 :]):
-                raise ElementsMissing(f"record {number}: an increment from shape {before} to {grown} along axis {axis} is not one")
             added = (*grown[:axis], grown[axis] - before[axis], *grown[axis + 1 :])
             place = [slice(extent) for extent in grown]
             place[axis] = slice(before[axis], grown[axis])
@@ -417,6 +419,13 @@ class _Lazy(Sequence[T]):
 
     def __iter__(self) -> Iterator[T]:
         return map(self._make, range(self._length))
+
+
+def _continues(before: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bool:
+    """Whether a shape is another one that grew along an axis."""
+    if len(before) != len(grown) or not 0 <= axis < len(grown) or before[axis] > grown[axis]:
+        return False
+    return (*before[:axis], *before[axis + 1 :]) == (*grown[:axis], *grown[axis + 1 :])
 
 
 def _view(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int) -> Array:
