@@ -83,7 +83,8 @@ def measure(
             g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
     if y.size == 0:
         return Local(0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, u=u)
-    last = output.shape[-1] if output.ndim > 1 else y.size
+    parts = y.size // output.size  # real and imaginary parts lie side by side
+    last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, _norm(r)
     error, own = _norm(e), _norm(f)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
@@ -101,7 +102,7 @@ def measure(
         score = math.inf
         bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
-    index = tuple(int(i) for i in np.unravel_index(at, output.shape)) if output.ndim else ()
+    index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     return Local(
         score, rho, z, index, slope, slope_z, error / size if size else (0.0 if error == 0 else math.inf),
         floor / size if size else 0.0, inherited, mismatch, u=u,

@@ -1,0 +1,63 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from whence import judge
+
+RNG = np.random.default_rng(1)
+W = RNG.standard_normal((12, 12)).astype(np.float32)
+
+
+def test_a_checkpoint_rounded_to_the_targets_precision_is_equal_in_both_directions():
+    low = W.astype(ml_dtypes.bfloat16)
+    assert judge.parameters(W, low).equal
+    assert judge.parameters(low, W).equal
+    assert judge.parameters(low, low.astype(np.float32)).equal
+
+
+def test_one_bit_is_a_difference():
+    other = W.copy()
+    other.view(np.uint32)[4, 5] ^= 1
+    found = judge.parameters(W, other)
+    assert (found.equal, found.index) == (False, (4, 5))
+    assert "1 of 144" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.T, "transposed"),
+        (lambda w: w * np.float32(1.01), "scaled by 1.01"),
+        (lambda w: -w, "sign flipped"),
+        (lambda w: w[::-1], "rows in another order"),
+        (lambda w: w * 0, "all zero"),
+        (lambda w: np.where(np.arange(12)[:, None] == 3, -w, w), "sign flipped in row 3 of 12"),
+        (lambda w: np.where(np.arange(12)[:, None] == 3, 2 * w, w), "12 of 144 elements differ, in row 3"),
+    ],
+)
+def test_what_happened_is_said(change, words):
+    assert words in judge.parameters(W, np.ascontiguousarray(change(W)).astype(np.float32)).sentence
+
+
+def test_other_shapes_and_kinds_are_not_comparable_rather_than_different():
+    assert not judge.parameters(W, W[:4]).comparable
+    assert not judge.parameters(W, np.zeros((12, 12), np.int8)).comparable
+
+
+def test_a_transposed_rectangle_is_recognised_by_its_shape():
+    assert "transposed" in judge.parameters(W[:4], np.ascontiguousarray(W[:4].T)).sentence
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
+def test_shapes(shape):
+    w = np.asarray(RNG.standard_normal(shape), dtype=np.float32)
+    assert judge.parameters(w, w.copy()).equal
+    if w.size:
+        assert not judge.parameters(w, w + 1).equal
+
+
+def test_nan_payloads_and_signed_zeros_are_bits():
+    a = np.array([0.0, np.nan], np.float32)
+    b = np.array([-0.0, np.nan], np.float32)
+    assert judge.parameters(a, a.copy()).equal
+    assert "different bits" in judge.parameters(a, b).sentence
