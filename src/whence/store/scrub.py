@@ -35,13 +35,13 @@ def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = 
     """Remove elements from a run in place; `array` then says "scrubbed". Statistics, hashes, sketches and topology stay.
 
     names: shell patterns; only records that some call refers to under a matching scope, slot or "scope.slot" (and constants of the
-    programs of calls with a matching scope). None: all. Records with the very same stored bytes, and increments on a scrubbed
+    programs of calls with a matching scope). None or empty: all. Records with the very same stored bytes, and increments on a scrubbed
     record, are scrubbed with them; references to files of the user's are removed. info: also remove command, environment,
     working directory and user from run.json. A crash leaves each process folder either as it was or scrubbed; scrubbing again
     finishes. A run that was killed is recovered first. Hashes stay, so a value that can be guessed can be confirmed.
     Raises UsageError when the patterns match nothing, StoreFailed when a process still writes (unless `force`) or the medium refuses.
     """
-    run = Path(path)
+    run, names = Path(path), names or None
     load_info(run)
     folders = writable_folders(run, force=force)
     records = nbytes = matched = 0
