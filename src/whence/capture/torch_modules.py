@@ -299,7 +299,7 @@ class Listener:
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
         session = self.session
-        if not session.active:
+        if session.failed:
             self.active = False
             return None
         local = self._local
@@ -385,7 +385,7 @@ class Listener:
         if stack:
             stack.pop()
         session = self.session
-        if not session.active:
+        if session.failed:
             self.active = False
             return
         known, leaf = frame.known, frame.kids == 0
@@ -581,12 +581,12 @@ class Listener:
                 refs.append(Ref(where, seen, edge))
                 frame.made.append((where, tensor))
         for item in frame.known.entries or ():
-            slot, tensor, _, version, seen = item
-            if seen is not None and not tensor.is_inference() and tensor._version != version:
-                where = "mutated" + slot[5:]
-                item[4], edge, _ = self._sight(tensor, where, frame)
-                item[3] = tensor._version
-                refs.append(Ref(where, item[4], edge))
+            tensor = item[1]
+            if item[4] is not None and not tensor.is_inference() and tensor._version != item[3]:
+                where = "mutated" + item[0][5:]
+                number, edge, _ = self._sight(tensor, where, frame)
+                item[3], item[4] = tensor._version, Ref(item[0], number, "identity")
+                refs.append(Ref(where, number, edge))
                 frame.made.append((where, tensor))
 
     def _take_outputs(self, frame: _Frame, out: Any) -> None:
@@ -615,31 +615,24 @@ class Listener:
             else:
                 tables = (module._parameters, module._buffers)
                 held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
-            entries = known.entries = [[slot, tensor, 0, None, None] for slot, tensor in held]
+            entries = known.entries = [[slot, tensor, 0, None, None, *_home(module, slot[6:])] for slot, tensor in held]
         if not entries:
             return
-        if not known.deep:
-            self._refresh(module, entries)
+        refs = frame.refs
         for item in entries:
-            slot, tensor, pointer, version, seen = item
+            slot, tensor, pointer, version, seen, table, name = item
+            if table is not None and table.get(name) is not tensor:
+                # The parameter object was replaced (`module.weight = ...`, `.to()` with new tensors).
+                tensor = table.get(name)
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                item[1], seen = tensor, None
             now = None if tensor.is_inference() else tensor._version
             if seen is None or version != now or tensor.data_ptr() != pointer:
-                seen, _, _ = self._sight(tensor, slot, frame, parameter=True)
+                number, _, _ = self._sight(tensor, slot, frame, parameter=True)
+                seen = Ref(slot, number, "identity")
                 item[2], item[3], item[4] = tensor.data_ptr(), now, seen
-            frame.refs.append(Ref(slot, seen, "identity"))
-
-    @staticmethod
-    def _refresh(module: Any, entries: list[list[Any]]) -> None:
-        """A parameter object may have been replaced (`module.weight = ...`, `.to()` with new tensors)."""
-        for item in entries:
-            name = item[0][6:]
-            now = module._parameters.get(name)
-            if now is None:
-                now = module._buffers.get(name)
-            if now is None:
-                now = vars(module).get(name)
-            if now is not None and now is not item[1] and isinstance(now, torch.Tensor):
-                item[1], item[4] = now, None
+            refs.append(seen)
 
     # ---- one tensor
 
@@ -817,6 +810,14 @@ def _resolved(call: Call) -> Call:
         return call
     refs = tuple(Ref(r.slot, r.record.id if isinstance(r.record, _Pending) else r.record, r.edge) for r in call.refs)
     return msgspec.structs.replace(call, refs=refs)
+
+
+def _home(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one that hangs deeper."""
+    for table in (module._parameters, module._buffers, vars(module)):
+        if isinstance(table.get(name), torch.Tensor):
+            return table, name
+    return None, name
 
 
 def _listened_to() -> bool:
