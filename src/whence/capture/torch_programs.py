@@ -427,12 +427,16 @@ class Recorder:
     # ---- one operator
 
     def _operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._over or self._paused:
-            with self._restored(func):
-                return func(*args, **kwargs)
-        ready, restored = None, contextlib.nullcontext()
+        restored: Any = contextlib.nullcontext()
         try:
             restored = self._restored(func)
+        except Exception as error:  # noqa: BLE001 - recording must never break the recorded program
+            self._broke(f"looking at {func}", error)
+        if self._over or self._paused:
+            with restored:
+                return func(*args, **kwargs)
+        ready = None
+        try:
             ready = self._before(func, args, kwargs)
         except _Stop:
             pass

@@ -152,8 +152,6 @@ WIDE: dict[str, Callable[[Named], list[Any]]] = {
     "_scaled_dot_product_fused_attention_overrideable": attention,
 }
 
-WITHOUT_META = frozenset(["_native_multi_head_attention", "mkldnn_rnn_layer", "_transform_bias_rescale_qkv", "_grouped_mm"])
-
 _LAST_AXIS = words("""
     mm matmul bmm linear mv dot vdot inner einsum _int_mm _grouped_mm mkldnn_linear
 """)

@@ -456,6 +456,22 @@ class _Bytes(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
+# Views by their schema that copy when they must.
+_MAY_COPY = {
+    "reshape",
+    "reshape_as",
+    "ravel",
+    "flatten",
+    "contiguous",
+    "to",
+    "type_as",
+    "resolve_conj",
+    "resolve_neg",
+    "view_as",
+    "unflatten",
+}
+
+
 class _Execution:
     """One run: an environment of results, freed after their last use."""
 
@@ -471,8 +487,13 @@ class _Execution:
 
     def all(self) -> None:
         for place, step in enumerate(self.loaded._steps):
-            out = self.step(place, step)
-            self.env.append(out)
+            try:
+                self.env.append(self.step(place, step))
+            except ReplayRefused:
+                raise
+            except Exception as error:  # a program may hold anything its operators' schemas allow
+                text = f"{type(error).__name__}: {str(error)[:200]}"
+                raise ReplayRefused(f"{step.operation.name} failed: {text}") from error
             for done in step.last_use:
                 self.env[done] = None
 
@@ -570,27 +591,23 @@ class _Execution:
 
     def bound(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse an operator that would make too much, before it runs."""
-        if step.base in operators.DATA_DEPENDENT and step.operation.guard is not None:
-            self.data_dependent = True
-            read = sum(t.numel() * max(1, t.dim()) * 8 for t in _tensors([*args, *kwargs.values()]))
-            if step.base == "one_hot":
-                read = int(args[0].max()) * args[0].numel() * 8 if args[0].numel() else 0
-            elif step.base == "bincount":
-                read = int(args[0].max()) * 8 if args[0].numel() else 0
-            elif step.base == "repeat_interleave":
-                counts = next((t for t in _tensors(args[1:])), args[0])
-                rest = args[0].numel() // max(1, counts.numel()) if len(args) > 1 else 1
-                read = int(counts.sum()) * max(1, rest) * 8
-            largest = read
-        elif not step.allocates and step.base not in ("repeat", "tile", "reshape", "contiguous", "flatten", "to"):
+        if not step.allocates and step.base not in _MAY_COPY:
             return
-        else:
-            largest = self.measured(step, args, kwargs)
+        largest = self.measured(step, args, kwargs)
+        if largest is None and step.base in operators.DATA_DEPENDENT:
+            self.data_dependent = True
+            largest = _bound_by_data(step.base, dict(zip(step.names, args)) | kwargs)
+        elif largest is None:
+            # No meta kernel, or operands of mixed dtypes. Grown at most by its integers.
+            given = sum(t.untyped_storage().nbytes() for t in _tensors([*args, *kwargs.values()]))
+            largest = 8 * given * max([1, *(_product(v) for v in (*args, *kwargs.values()))])
         self.total += largest
         if largest > self.loaded.max_bytes or self.total > 16 * self.loaded.max_bytes:
             raise ReplayRefused(f"operator {step.operation.name} would make {largest} bytes; at most {self.loaded.max_bytes} are allowed")
 
-    def measured(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def measured(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Bytes of the largest tensor the operator makes, on the way too, found on meta tensors; None when meta cannot tell."""
+
         def meta(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -601,26 +618,12 @@ class _Execution:
         shadow = {k: meta(v) for k, v in kwargs.items()}
         if next(_tensors([*args, *kwargs.values()]), None) is None:
             shadow["device"] = torch.device("meta")
-        given: int = sum(t.untyped_storage().nbytes() for t in _tensors([*args, *kwargs.values()]))
         try:
             with _Bytes() as seen:
                 step.func(*(meta(a) for a in args), **shadow)
             return int(seen.largest)
-        except (
-            RuntimeError,
-            NotImplementedError,
-            TypeError,
-            ValueError,
-            IndexError,
-            AssertionError,
-            torch._subclasses.fake_tensor.UnsupportedOperatorException,
-        ):
-            # No meta kernel, or arguments this dtype does not take. Operators that grow their operands are all known to meta,
-            # except these; what they make is bounded by their operands.
-            if step.base in stepwise.WITHOUT_META or self.policy.working is not None:
-                return 8 * given
-            self.loaded.note(f"{step.operation.name}: size not known beforehand")
-            return 8 * given
+        except Exception:  # noqa: BLE001 - meta kernels are Python and raise anything; whoever asked has another bound
+            return None
 
     def call(self, place: int, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], named: dict[str, Any]) -> Any:
         if self.policy.wide and step.base in stepwise.WIDE:
@@ -693,6 +696,25 @@ class _Execution:
             widened = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype is not torch.bool else a for a in args]
             return list(_tensors(step.func(*widened, **kwargs)))
         return made
+
+
+def _bound_by_data(base: str, named: dict[str, Any]) -> int:
+    """Bytes that an operator whose size depends on its elements makes at most, read off the elements."""
+    tensors = list(_tensors(list(named.values())))
+    first = tensors[0]
+    if base in ("one_hot", "bincount"):
+        classes = max(int(first.max()) + 1 if first.numel() else 0, named.get("num_classes", -1), named.get("minlength", 0))
+        return 8 * int(classes) * (int(first.numel()) if base == "one_hot" else 1)
+    if base == "repeat_interleave":
+        counts = named["repeats"]
+        return 8 * int(counts.sum()) * max(1, int(first.numel()) // max(1, int(counts.numel())))
+    return sum(8 * t.numel() * max(1, t.dim()) for t in tensors)
+
+
+def _product(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return math.prod(_product(item) for item in value)
+    return max(1, value) if type(value) is int else 1
 
 
 def _tensors(value: Any) -> Iterator[Any]:
