@@ -150,10 +150,11 @@ def _decode64(base, code, o, m, x):
 
 @_kernel()
 def _fetch(base, code, o, m, x, wide):
-    if wide:
-        _decode64(base, code, o, m, x)
-    else:
+    """Decode into x. wide: None for a float32 scratch; numba drops the branch that is not taken and never compiles it."""
+    if wide is None:
         _decode(base, code, o, m, x)
+    else:
+        _decode64(base, code, o, m, x)
 
 
 # ------------------------------------------------------------------------------------------------------ loops over a block
@@ -473,6 +474,21 @@ def _ulp_codes(a, b, xr, xt, m, top, clean):
     return np.float64(s), np.float64(mx)
 
 
+@_kernel()
+def _ulp_narrow(R, T, o, code, xr, xt, pr, pt, m, clean):
+    """A block of one type of up to 32 bits. xr, xt: as decoded; pr, pt: with places that are not finite set to zero."""
+    if code == 0:
+        return _ulp32(pointer_of(pr, np.int32(0)), pointer_of(pt, np.int32(0)), m)
+    if code == 1:  # bfloat16 is the upper half of a float32
+        us, um = _ulp32(pointer_of(pr, np.int32(0)), pointer_of(pt, np.int32(0)), m)
+        return us / 65536.0, um / 65536.0
+    if code == 2:
+        return _ulp_codes(p_u16(R + 2 * o), p_u16(T + 2 * o), xr, xt, m, 0x8000, clean)
+    if code == 3 or code == 4:
+        return _ulp_codes(p_u8(R + o), p_u8(T + o), xr, xt, m, 0x80, clean)
+    return 0.0, 0.0
+
+
 # --------------------------------------------------------------------------------------------------------- rows, channels
 
 
@@ -655,18 +671,10 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
             if kr == kt and ne != 0:
                 us = 0.0
                 um = 0.0
-                if wide:
-                    if kr == 7:
-                        us, um = _ulp64(pointer_of(pr, np.int64(0)), pointer_of(pt, np.int64(0)), m)
-                elif kr == 0 or kr == 1:
-                    us, um = _ulp32(pointer_of(pr, np.int32(0)), pointer_of(pt, np.int32(0)), m)
-                    if kr == 1:  # bfloat16 is the upper half of a float32
-                        us /= 65536.0
-                        um /= 65536.0
-                elif kr == 2:
-                    us, um = _ulp_codes(p_u16(R + 2 * o), p_u16(T + 2 * o), xr, xt, m, 0x8000, clean)
-                elif kr == 3 or kr == 4:
-                    us, um = _ulp_codes(p_u8(R + o), p_u8(T + o), xr, xt, m, 0x80, clean)
+                if wide is None:
+                    us, um = _ulp_narrow(R, T, o, kr, xr, xt, pr, pt, m, clean)
+                elif kr == 7:
+                    us, um = _ulp64(pointer_of(pr, np.int64(0)), pointer_of(pt, np.int64(0)), m)
                 F[19] += us
                 if um > F[20]:
                     F[20] = um
@@ -920,10 +928,10 @@ def compare(meta_address, count, tier, rtol, atol, thr_address, scratch, f_addre
             _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H)
         elif path == PATH_32:
             _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
-                  np.float32(0), np.uint32(0), np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), 0, False)  # fmt: skip
+                  np.float32(0), np.uint32(0), np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), 0, None)  # fmt: skip
         else:
             _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
-                  np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000), np.uint64(0x7FFFFFFFFFFFFFFF), 7, True)  # fmt: skip
+                  np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000), np.uint64(0x7FFFFFFFFFFFFFFF), 7, 1)  # fmt: skip
 
 
 @_kernel()
@@ -1048,9 +1056,9 @@ def describe(address, n, code, full):
     """
     if code == 7 or code == 8 or code == 9 or code == 12 or code == 13:
         return _describe(address, n, code, _itemsize(code), 7, np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000),
-                         np.uint64(0x7FFFFFFFFFFFFFFF), True, full != 0)  # fmt: skip
+                         np.uint64(0x7FFFFFFFFFFFFFFF), 1, full != 0)  # fmt: skip
     return _describe(address, n, code, _itemsize(code), 0, np.float32(0), np.uint32(0), np.uint32(0x7F800000),
-                     np.uint32(0x7FFFFFFF), False, full != 0)  # fmt: skip
+                     np.uint32(0x7FFFFFFF), None, full != 0)  # fmt: skip
 
 
 def checksum(data, itemsize) -> int:

@@ -484,6 +484,8 @@ _ERROR_NAMES = frozenset(
 
 
 def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 1:
+        return (place,)
     index = []
     for extent in reversed(shape):
         place, rest = divmod(place, extent)
