@@ -21,10 +21,11 @@ _CAUSES = {
 
 def answer(result: Comparison, *, output: str = "") -> str:
     """The whole answer as text. output: where the files were written, shown last."""
-    lines = list(_head(result))
-    lines += [f"{'INPUTS DIFFER':<{_LEFT}}{clean(s)}" for s in result.inputs_differ[:3]]
+    # Differing inputs come before everything: nothing further down means much then.
+    lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
-        lines.append(f"{'':<{_LEFT}}and {count(len(result.inputs_differ) - 3)} more")
+        lines.append(_row("", f"and {count(len(result.inputs_differ) - 3)} more"))
+    lines += _head(result)
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
         lines += _finding(finding, result, first=i == 0)
     if len(result.findings) > _MOST_FINDINGS:
@@ -41,11 +42,11 @@ def answer(result: Comparison, *, output: str = "") -> str:
 def _head(result: Comparison) -> Iterator[str]:
     if result.status == "same":
         exact = set(result.counts) <= {"identical"}
-        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}", bold=True)
+        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}")
     elif result.status == "undecided":
-        yield _row("UNDECIDED", clean(result.headline), bold=True)
+        yield _row("UNDECIDED", clean(result.headline))
     elif result.headline:
-        yield _row("DIFFERENT", clean(result.headline), bold=True)
+        yield _row("DIFFERENT", clean(result.headline))
 
 
 def _same_words(result: Comparison) -> str:
@@ -60,7 +61,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     title = ("FIRST FAULT" if len(result.findings) > 1 else "FAULT") if first else "also"
     call = f"{clean(finding.op_type)}" + (f" #{finding.occurrence}" if finding.occurrence else "")
     where = f"step {finding.step}, rank {finding.rank}"
-    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x), bold=first)
+    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
     cause = _CAUSES.get(finding.cause, "")
     if cause:
         yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
@@ -105,5 +106,5 @@ def _counts(result: Comparison) -> str:
     return f"{count(result.coverage.paired)} of {count(result.coverage.calls, 'call')} paired: {', '.join(parts) or 'none'}{tail}"
 
 
-def _row(left: str, right: str, *, bold: bool = False) -> str:
+def _row(left: str, right: str) -> str:
     return f"{left:<{_LEFT}}{right}"
