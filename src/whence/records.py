@@ -33,7 +33,7 @@ class Key(NamedTuple):
     slot: str
 
 
-class Statistics(msgspec.Struct, frozen=True, array_like=True):
+class Statistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Figures of one tensor, taken in float64 over its finite elements (of |z| for complex).
 
     count: all elements. min, max, mean, std, norm: None when no element is finite. std is the population one (ddof 0);
@@ -51,7 +51,7 @@ class Statistics(msgspec.Struct, frozen=True, array_like=True):
     zero: int
 
 
-class Sketch(msgspec.Struct, frozen=True, array_like=True):
+class Sketch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few numbers that do not change when the elements are permuted, to recognise a tensor under another name or layout.
 
     checksum: 64-bit sum over the mixed bit patterns, equal for equal multisets of elements (exact).
@@ -65,7 +65,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     fourth_sum: float | None
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in"):
+class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in", gc=False):
     """Elements lie in a shard of this run: bytes [offset, offset + nbytes) of its data area, canonical (C) order, little endian."""
 
     shard: int
@@ -126,7 +126,7 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
         return n
 
 
-class Ref(msgspec.Struct, frozen=True, array_like=True):
+class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A call's reference to a record under a slot name: input.0, input.attention_mask, output.logits, param.weight, mutated.1.
 
     edge: how sameness with an earlier sight is known: "identity" (live storage, same version, same bytes),

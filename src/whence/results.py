@@ -43,7 +43,7 @@ class Measured(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class SlotPair(msgspec.Struct, frozen=True, array_like=True):
+class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor of a call faces one of another. dims: how both reach the same axes, "" when they already do."""
 
     reference_slot: str

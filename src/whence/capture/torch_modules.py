@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,7 +63,7 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
-        "phase", "recorder", "refs", "root", "scope", "signature", "state", "step", "tensors", "training", "wanted",
+        "phase", "recorder", "refs", "root", "scope", "signature", "started", "state", "step", "tensors", "training", "wanted",
     )  # fmt: skip
 
 
@@ -236,7 +237,7 @@ class Listener:
         if self._ring is not None:
             self._ring.close()
         if self.programs_recorded:
-            self.session.note("programs", f"{self.programs_recorded} programs recorded in {self.programs_s:.3f} s, once per signature")
+            self.session.note("programs", f"{self.programs_recorded} calls recorded in {self.programs_s:.3f} s with what they ran, once per signature")
         self._live.clear()
 
     def abandon(self) -> None:
@@ -523,6 +524,7 @@ class Listener:
             )  # fmt: skip
             if signature not in self._signatures and self.session.elements_on and takes_inputs:
                 params = [(entry[0], entry[1]) for entry in frame.known.entries or ()]
+                frame.started = time.perf_counter()
                 frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
 
     def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
@@ -769,7 +771,7 @@ class Listener:
             return "", "the call raised"
         recording = recorder.finish(frame.made)
         self.programs_recorded += 1
-        self.programs_s += getattr(recording, "seconds", 0.0)
+        self.programs_s += time.perf_counter() - frame.started
         if recording.program is None:
             result = ("", recording.reason)
         else:
