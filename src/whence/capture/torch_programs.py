@@ -225,14 +225,19 @@ class Recorder:
     # ---- what the caller does
 
     def __enter__(self) -> Recorder:
-        self._autocast = tuple(key for device, key in _AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
-        if self._autocast and torch.is_inference_mode_enabled():
-            # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
-            self._give_up("autocast under inference_mode cannot be listened to without changing it")
-        if not self._over:
-            for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
-                mode.__enter__()
-                self._entered.append(mode)
+        try:
+            self._autocast = tuple(key for device, key in _AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
+            if self._autocast and torch.is_inference_mode_enabled():
+                # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
+                self._give_up("autocast under inference_mode cannot be listened to without changing it")
+            if not self._over:
+                for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
+                    mode.__enter__()
+                    self._entered.append(mode)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broke("starting to listen", error)
+            while self._entered:
+                self._entered.pop().__exit__(None, None, None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
