@@ -279,7 +279,7 @@ def _finite_figures(x, y, m):
 
 @_kernel()
 def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
-    """Figures of one side of a block into its result row; y: scratch for packing when the block is not clean."""
+    """Figures of one side of a block into its result row; returns its sum of squares. y: scratch for packing when not clean."""
     k = m
     z = x
     if not clean:
@@ -288,7 +288,7 @@ def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
         I[inf_] += inf
         z = y
         if k == 0:
-            return
+            return 0.0
     s, q, lo, hi = _figures(z, k)
     F[m2] = _join(I[finite], F[sum_], F[m2], k, s, _block_m2(z, k, s, q))
     F[sum_] += s
@@ -298,6 +298,7 @@ def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
         F[lo_] = lo
     if hi > F[hi_]:
         F[hi_] = hi
+    return q
 
 
 @_kernel()
@@ -631,21 +632,23 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
         k = 0
         pr = xr
         pt = xt
-        _side(xr, pointer(M_R, zf), m, clean, F, 0, 2, 4, 6, 7, I, 1, 4, 8)
-        _side(xt, pointer(M_T, zf), m, clean, F, 1, 3, 5, 8, 9, I, 2, 5, 9)
+        rr = _side(xr, pointer(M_R, zf), m, clean, F, 0, 2, 4, 6, 7, I, 1, 4, 8)
+        tt = _side(xt, pointer(M_T, zf), m, clean, F, 1, 3, 5, 8, 9, I, 2, 5, 9)
         if kr == kt and not same:
             I[13] = 1
         if not clean:
             pr = pointer(M_R, zf)
             pt = pointer(M_T, zf)
             k = _mask(xr, xt, pr, pt, m, o, I)
+            rr = _squares(pr, m)
+            tt = _squares(pt, m)
             ne, ns, _ = _bits(pointer_of(pr, zu), pointer_of(pt, zu), m, exponent, magnitude)
         I[3] += m - k
         I[12] += ns
         I[14] += ne
         rt, sd, sad, dd, mx, nc = _errors(pr, pt, d, m, atol, rtol)
-        F[10] += _squares(pr, m)
-        F[11] += _squares(pt, m)
+        F[10] += rr
+        F[11] += tt
         F[12] += rt
         F[13] += dd
         F[14] += sd

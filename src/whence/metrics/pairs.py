@@ -408,15 +408,23 @@ def _copy_row(one: Accumulators, rows: Accumulators, k: int) -> None:
 
 
 def _context(jobs: Sequence[_Job], rows: Accumulators) -> None:
-    for k, job in enumerate(jobs):
-        r, t = job.r_type, job.t_type
-        rows.channels[k] = job.channels
-        rows.ulp[k] = r is t and r.kind == "float"
-        rows.signed[k] = r.kind != "complex" and t.kind != "complex"
-        if r.kind == "float":
-            rows.r_top[k] = r.max_finite
-        if t.kind == "float":
-            rows.t_top[k] = t.max_finite
+    about = [_DTYPE_PAIRS.get((job.r_type.name, job.t_type.name)) or _dtype_pair(job) for job in jobs]
+    rows.channels[:] = [job.channels for job in jobs]
+    rows.ulp[:] = [one[0] for one in about]
+    rows.signed[:] = [one[1] for one in about]
+    rows.r_top[:] = [one[2] for one in about]
+    rows.t_top[:] = [one[3] for one in about]
+
+
+_DTYPE_PAIRS: dict[tuple[str, str], tuple[bool, bool, float, float]] = {}
+
+
+def _dtype_pair(job: _Job) -> tuple[bool, bool, float, float]:
+    """What `Accumulators` keeps of two dtypes: ULP defined, signed, largest finite magnitude of either where that matters."""
+    r, t = job.r_type, job.t_type
+    tops = [float(d.max_finite) if d.kind == "float" and d.max_finite is not None else np.inf for d in (r, t)]
+    found = (r is t and r.kind == "float", r.kind != "complex" and t.kind != "complex", tops[0], tops[1])
+    return _DTYPE_PAIRS.setdefault((r.name, t.name), found)
 
 
 def _identical(job: _Job, rows: Accumulators, k: int) -> bool:
