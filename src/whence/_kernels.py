@@ -38,7 +38,7 @@ BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 BINS = 64
 ENTRIES = ("compare", "describe")
-COMPILE_SECONDS = 10
+COMPILE_SECONDS = 12
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
 

@@ -186,6 +186,19 @@ def test_a_total_above_the_switch_loads_the_kernels(monkeypatch):
 _real_load = _kernels.load
 
 
+def test_without_numba(monkeypatch):
+    def missing():
+        raise ImportError("No module named 'numba'")
+
+    monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 1000)
+    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
+    monkeypatch.setattr(_kernels, "load", missing)
+    x = np.ones(100, np.float32)
+    assert [m.identical for m in measure_many((x, x) for _ in range(9))] == [True] * 9
+    with pytest.raises(ImportError):
+        measure(x, x, kernels=True)
+
+
 def test_edges_of_the_histogram():
     edges = histogram_edges()
     assert len(edges) == _kernels.BINS

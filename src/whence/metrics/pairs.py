@@ -127,13 +127,15 @@ def measure_many(
     No elements: every value None, "empty". NaN and Inf: error figures are over places finite on both sides, equal infinities
     match, everything else is counted in nan_mismatch and inf_mismatch; the key `first_nonfinite_mismatch` (a flat index) is
     there when there is one. max_abs_index: the largest finite error, or the first non-finite mismatch when there is no
-    finite error, or None when nothing differs. Raises UsageError for an unknown tier.
+    finite error, or None when nothing differs. Raises UsageError for an unknown tier, ImportError when kernels is True and
+    numba is missing.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; known: {', '.join(TIERS)}")
     answer: list[Measured | None] = []
     jobs = _jobs(pairs, answer, tier)
     waiting: list[_Job] = []
+    demanded = kernels is True
     if kernels is None:
         kernels = _kernels.loaded()
         total = 0
@@ -145,7 +147,12 @@ def measure_many(
             total += job.nbytes
             kernels = total > KERNELS_FROM_BYTES
     if kernels:
-        _kernels.load()
+        try:
+            _kernels.load()
+        except ImportError:  # no numba here: slower, not impossible
+            if demanded:
+                raise
+            kernels = False
     options = _Options(tier, float(rtol), float(atol), bool(kernels), tuple(custom))
 
     def everything() -> Iterator[_Job]:
