@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import MissingDependency, UsageError
 
 MODELS = ("tiny", "smollm2")
-_NEW = {"tiny": 12, "smollm2": 8}
+_NEW = {"tiny": 8, "smollm2": 8}
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,25 @@ class Player:
 
 def make(name: str) -> Player:
     """The player of this name. Raises UsageError for an unknown one, MissingDependency with the pip command."""
+    _check(name)
+    return _tiny() if name == "tiny" else _smollm2()
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """What has to hold around everything a model of this name does. Raises as `make` does."""
+    _check(name)
+    if name != "tiny":
+        return nullcontext()
+    from whence.demo import torch_tiny
+
+    return torch_tiny.one_thread()
+
+
+def _check(name: str) -> None:
     if name not in MODELS:
         raise UsageError(f"model {name!r}: {' or '.join(MODELS)}")
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency('the demo runs a torch model:  pip install "whence[demo]"') from error
-    return _tiny() if name == "tiny" else _smollm2()
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependency('the demo runs a torch model:  pip install "whence[demo]"')
 
 
 def _tiny() -> Player:

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from whence.demo.players import Player, make
+from whence.demo.players import Player, make, stage
 from whence.errors import OutputExists, UsageError
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class Planted:
     text: str
 
 
-def play(
-    *, plant: str = "", fault: str | None = None, seed: int = 0, model: str = "tiny", folder: str | None = None
-) -> Iterator[Scene]:
+def play(*, plant: str = "", fault: str | None = None, seed: int = 0, model: str = "tiny", folder: str | None = None) -> Iterator[Scene]:
     """The scenes of one demo, each computed when it is asked for.
 
     plant: pattern on the names of the modules a fault may be planted in ("" for all). fault: one of FAULTS, None to draw it.
@@ -63,10 +61,11 @@ def play(
         raise UsageError(f"fault {fault!r}: one of {', '.join(FAULTS)}")
     if folder is not None and (Path(folder).is_file() or (Path(folder).is_dir() and any(Path(folder).iterdir()))):
         raise OutputExists(f"{folder} is there already; the demo writes only into a new or empty folder")
-    player = make(model)
-    candidates = draw(player.model, plant, fault, seed)
-    with _place(folder) as place:
-        yield from _scenes(player, candidates, seed, place, kept=folder is not None)
+    with stage(model):
+        player = make(model)
+        candidates = draw(player.model, plant, fault, seed)
+        with _place(folder) as place:
+            yield from _scenes(player, candidates, seed, place, kept=folder is not None)
 
 
 def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
@@ -129,7 +128,10 @@ def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place:
 
     found = find(player, candidates, seed, reference)
     random = Random(found.draw)
-    with torch_faults.planted(player.model, found.site, found.fault, found.strength, random), whence.capture(player.model, place / "planted"):
+    with (
+        torch_faults.planted(player.model, found.site, found.fault, found.strength, random),
+        whence.capture(player.model, place / "planted"),
+    ):
         made = player.generate(player.model)
     result, output = compare("planted")
     first = result.findings[0].name if result.findings else ""
