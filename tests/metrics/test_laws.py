@@ -211,7 +211,8 @@ def test_edges_of_the_histogram():
 def test_every_metric_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     for metric in METRICS:
-        assert f"`{metric.name}`" in text, metric.name
+        definition = metric.definition.replace("|", "\\|")
+        assert f"| `{metric.name}` | {metric.tier} | {definition} |" in text, metric.name
         assert metric.definition and metric.source and metric.tier in ("core", "full")
     assert len({m.name for m in METRICS}) == len(METRICS)
 
