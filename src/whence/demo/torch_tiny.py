@@ -149,7 +149,8 @@ def build() -> TinyLM:
         with torch.enable_grad():
             _train(model, tokens)
     model.requires_grad_(False)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _train(model: TinyLM, tokens: Tensor) -> None:
