@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from whence.errors import ElementsMissing
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
 
+_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
 _SEVERITY = ("identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable",
              "structural", "param-diff", "introduced")  # fmt: skip
 
@@ -53,7 +55,9 @@ class _Comparing:
         self.reference, self.target, self.options = reference, target, options
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
-        self.calls = reference.calls
+        self.calls: Sequence[Call] = list(reference.calls)
+        self.records = functools.lru_cache(maxsize=_CACHED)(reference.records.__getitem__)
+        self.target_records = functools.lru_cache(maxsize=_CACHED)(target.records.__getitem__)
         self.kids = children(align.selected(self.calls))
 
     # ---- the stages
@@ -99,9 +103,8 @@ class _Comparing:
         wanted = dict.fromkeys((s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots)
         out: dict[tuple[int, int], Measured] = {}
         left: list[tuple[int, int]] = []
-        records_a, records_b = self.reference.records, self.target.records
         for key in wanted:
-            a, b = records_a[key[0]], records_b[key[1]]
+            a, b = self.records(key[0]), self.target_records(key[1])
             if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
                 out[key] = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
             elif a.shape != b.shape:
@@ -128,7 +131,7 @@ class _Comparing:
         return out
 
     def _error(self, slot: SlotPair) -> judge.Error:
-        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
         return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
 
     # ---- first things first
@@ -145,7 +148,7 @@ class _Comparing:
             for slot in slots.values():
                 if not slot.reference_slot.startswith("input") or slot.reference_record in made:
                     continue
-                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
                 error = self._error(slot)
                 limit = 2 * _u(a, b)
                 if error.exact or (error.value is not None and error.value <= limit):
@@ -212,14 +215,18 @@ class _Comparing:
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
         self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
         verdicts: dict[tuple[int, int], Verdict] = {}
-        for done, region in enumerate(self.regions):
-            index = self.pair_of.get(region.call)
-            if index is None:
-                continue
-            self._tell(done + 1, len(self.regions), "judging")
+        paired = [(region, self.pair_of[region.call]) for region in self.regions if region.call in self.pair_of]
+        # All calls of one module together: its parameters are converted once. The order within a module stays.
+        leaves = sorted((item for item in paired if item[0].stretch < 0), key=lambda item: self.calls[item[0].call].scope)
+        for done, (region, index) in enumerate(leaves):
+            self._tell(done + 1, len(leaves), "judging")
+            verdicts[region.call, -1] = self._leaf(index, self.plan.pairs[index])
+        for region, index in paired:
             pair = self.plan.pairs[index]
             if region.stretch < 0:
-                verdicts[region.call, -1] = self._leaf(index, pair)
+                for slot in self.slots[index].values():
+                    if slot.reference_slot.startswith(("input", "output", "mutated")):
+                        self.first.setdefault(slot.reference_record, slot.target_record)
             else:
                 verdict = self._stretch(index, pair, region)
                 if verdict is not None:
@@ -230,8 +237,6 @@ class _Comparing:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
         slots = self.slots[index]
         inputs, outputs, parameters = self._sorted(call, slots)
-        for slot in (*inputs, *outputs):
-            self.first.setdefault(slot.reference_record, slot.target_record)
         in_errors = [self._error(s) for s in inputs]
         out_errors = [self._error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
@@ -266,7 +271,7 @@ class _Comparing:
             handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
             if not handed_on or (
-                seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
+                seen != slot.target_record and self.target_records(seen).hash != self.target_records(slot.target_record).hash
             ):
                 own.append(slot)
         parameters: list[tuple[str, judge.ParameterDifference]] = []
@@ -336,14 +341,14 @@ class _Comparing:
         return known
 
     def _parameter_from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
-        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
             return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
         return judge.ParameterDifference(False, False, "elements were not kept")
 
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
-            return self.reference.records[slot.reference_record].shape != self.target.records[slot.target_record].shape
+            return self.records(slot.reference_record).shape != self.target_records(slot.target_record).shape
 
         wrong = [s for s in outputs if clash(s)]
         if not wrong or any(clash(s) for s in inputs):
@@ -398,7 +403,7 @@ class _Comparing:
             slot = slots.get(ref.slot)
             if slot is None or self._error(slot).value is None:
                 # Empty tensors and lone reasons hold nothing that could differ.
-                if slot is not None and self.reference.records[ref.record].count == 0:
+                if slot is not None and self.records(ref.record).count == 0:
                     continue
                 return False
         return True
@@ -424,17 +429,15 @@ class _Comparing:
 
     def _incomparable(self) -> int:
         keys = {(s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots}
-        records = self.reference.records
-        return sum(
-            1 for k in keys if self.measured[k].tier == "none" and records[k[0]].count and self._error(SlotPair("", "", *k)).value is None
-        )
+        lost = [key for key in keys if self.measured[key].tier == "none" and self.records(key[0]).count]
+        return sum(1 for key in lost if self._error(SlotPair("", "", *key)).value is None)
 
     def _rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
         for index, pair in enumerate(self.plan.pairs):
             call, verdict = self.calls[pair.reference], per_call.get(pair.reference, "")
             name = call.scope or call.root
             for slot in pair.slots:
-                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,

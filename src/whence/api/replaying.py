@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,37 @@ from whence.results import SlotPair
 
 # A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
 _CHECKS = 3
+# Converted parameters kept for the next call of the same module; never the whole model at once.
+_HELD_BYTES = 512 << 20
+
+
+class _Params:
+    """The parameters of one replayed call, converted once per working dtype and kept for the module's other calls."""
+
+    def __init__(self, replayer: Replayer, loaded: Any, pairs: list[tuple[SlotPair, bool]]) -> None:
+        self._replayer, self._loaded, self._pairs = replayer, loaded, pairs
+        self._key = (loaded.program.id, tuple((p.reference_record, p.target_record, given) for p, given in pairs))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        records = self._replayer.reference.records
+        return {p.reference_slot: records[p.reference_record].shape for p, _ in self._pairs}
+
+    def held(self, working: str) -> Any:
+        """The parameters for `Loaded.run` with this working dtype."""
+        cache, key = self._replayer.held, (*self._key, working)
+        found = cache.get(key)
+        if found is not None:
+            cache.move_to_end(key)
+            return found[0]
+        arrays = {p.reference_slot: self._replayer.parameter(p, given) for p, given in self._pairs}
+        held = self._loaded.hold(arrays, working=working)
+        nbytes = sum(t.nbytes for t in held.tensors.values())
+        cache[key] = (held, nbytes)
+        self._replayer.held_bytes += nbytes
+        while self._replayer.held_bytes > _HELD_BYTES and len(cache) > 1:
+            _, (_, freed) = cache.popitem(last=False)
+            self._replayer.held_bytes -= freed
+        return held
 
 
 class Replayer:
@@ -29,6 +60,8 @@ class Replayer:
         self._loaded: dict[tuple[int, str], Any] = {}
         self._checked: Counter[tuple[int, str]] = Counter()
         self._failed: dict[tuple[int, str], str] = {}
+        self.held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
+        self.held_bytes = 0
 
     def figures(
         self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
@@ -54,15 +87,15 @@ class Replayer:
             loaded = self._trusted(self.reference, 0, call)
             program = self.reference.programs[call.program]
             inputs, strides = self._inputs(program, slots)
-            params = self._params(program, slots, given)
+            params = _Params(self, loaded, self._param_pairs(program, slots, given))
             outputs = [(slot, slots[slot]) for slot, _ in program.outputs if slot in slots]
             if not outputs:
                 return None, "the target has none of its outputs"
             produced = {slot: self.target.array(pair.target_record) for slot, pair in outputs}
             wide, working = self._dtypes(call, slots, produced.values())
-            r = loaded.run(inputs, params, working=wide, strides=strides)
+            r = loaded.run(inputs, params.held(wide), working=wide, strides=strides)
             w = self._working(loaded, inputs, params, working, wide, strides)
-            terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, {k: a.shape for k, a in params.items()})
+            terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, params.shapes())
             local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms)) for slot, pair in outputs]
             if max(item.score for _, item in local) > 1:
                 # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
@@ -86,16 +119,16 @@ class Replayer:
         return judge.local(produced, r, w, reduction_length=terms, reference=reference)
 
     def _working(
-        self, loaded: Any, inputs: Mapping[str, Array], params: Mapping[str, Array], working: str, wide: str,
+        self, loaded: Any, inputs: Mapping[str, Array], params: _Params, working: str, wide: str,
         strides: Mapping[str, tuple[int, ...]], *, stepwise: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
         try:
-            result: dict[str, Array] = loaded.run(inputs, params, working=working, strides=strides, stepwise=stepwise)
+            result: dict[str, Array] = loaded.run(inputs, params.held(working), working=working, strides=strides, stepwise=stepwise)
         except ReplayRefused:
             if working in ("recorded", wide):
                 raise
             # Mixed dtypes inside: computed in float32 and rounded once at the end.
-            result = loaded.run(inputs, params, working="float32", strides=strides, stepwise=stepwise)
+            result = loaded.run(inputs, params.held("float32"), working="float32", strides=strides, stepwise=stepwise)
         return result
 
     def _dtypes(self, call: Call, slots: Mapping[str, SlotPair], produced: Any) -> tuple[str, str]:
@@ -126,18 +159,17 @@ class Replayer:
                 strides[slot] = stride
         return arrays, strides
 
-    def _params(self, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool]) -> dict[str, Array]:
-        arrays: dict[str, Array] = {}
-        for slot in program.params:
-            pair = slots.get(slot)
-            if pair is None:
-                raise ReplayRefused(f"the target has no {slot}")
-            if given.get(slot, True):
-                reference = self.reference.array(pair.reference_record)
-                arrays[slot] = judge.rounded(reference, self.target.records[pair.target_record].dtype)
-            else:
-                arrays[slot] = self.target.array(pair.target_record)
-        return arrays
+    def _param_pairs(self, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool]) -> list[tuple[SlotPair, bool]]:
+        missing = [slot for slot in program.params if slot not in slots]
+        if missing:
+            raise ReplayRefused(f"the target has no {missing[0]}")
+        return [(slots[slot], given.get(slot, True)) for slot in program.params]
+
+    def parameter(self, pair: SlotPair, given: bool) -> Array:
+        """What a correct target would hold: the reference's value at the target's precision; its own where the run changed it."""
+        if not given:
+            return self.target.array(pair.target_record)
+        return judge.rounded(self.reference.array(pair.reference_record), self.target.records[pair.target_record].dtype)
 
     def _trusted(self, run: Run, side: int, call: Call) -> Any:
         """The loaded program of a call, after it reproduced this call's recorded outputs (the first few calls it serves)."""

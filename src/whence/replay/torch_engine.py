@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,6 +50,15 @@ class _Step:
     last_use: list[int] = field(default_factory=list)
 
 
+class Held:
+    """Parameters brought to one working dtype and layout, to be used by several runs of one program. See `Loaded.hold`."""
+
+    __slots__ = ("tensors", "working")
+
+    def __init__(self, tensors: dict[str, Any], working: str) -> None:
+        self.tensors, self.working = tensors, working
+
+
 class Loaded:
     """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no float64 kernel"), each once.
 
@@ -69,14 +79,25 @@ class Loaded:
         grad = {note.removeprefix("grad ") for note in program.notes if note.startswith("grad ")}
         self._grad = grad if self._inference else set[str]()
         self._bounded: dict[Any, int] = {}
+        self._lengths: dict[tuple[tuple[int, ...], ...], int] = {}
         self._params_seen: dict[str, tuple[int, ...]] = {}
 
     # ---- running
 
+    def hold(self, params: Mapping[str, Array], *, working: str = "recorded", strides: Mapping[str, tuple[int, ...]] | None = None) -> Held:
+        """The params converted once for several runs with this `working` and `strides`. Raises ReplayRefused when one is missing."""
+        missing = [s for s in self.program.params if s not in params]
+        if missing or working not in WORKING:
+            raise ReplayRefused(
+                f"the program needs {', '.join(missing[:5])}, which is not there" if missing else f"no working dtype {working!r}"
+            )
+        policy, layouts = _Policy(working, self.base, self.default), strides or {}
+        return Held({slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in self.program.params}, working)
+
     def run(
         self,
         inputs: Mapping[str, Array],
-        params: Mapping[str, Array],
+        params: Mapping[str, Array] | Held,
         *,
         working: str = "recorded",
         stepwise: bool = False,
@@ -89,12 +110,17 @@ class Loaded:
         (float64: exactly that). "bfloat16", "float16": dtypes equal to the recording's base dtype become the working one, what the
         code widens explicitly stays wide. Inputs of the recording's base dtype are converted to working (convert=False: kept as
         given, for a target that really hands over another dtype); params are used as given, only widened.
+        params: arrays, or what `hold` made of them for the same working dtype.
         stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
         Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
-        missing = [s for s in self.program.inputs if s not in inputs] + [s for s in self.program.params if s not in params]
+        if not isinstance(params, Held):
+            params = self.hold(params, working=working, strides=strides)
+        elif params.working != working:
+            raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
+        missing = [s for s in self.program.inputs if s not in inputs]
         if missing:
             raise ReplayRefused(f"the program needs {', '.join(missing[:5])}, which is not there")
         shapes = [tuple(inputs[slot].shape) for slot in self.program.inputs]
@@ -105,7 +131,8 @@ class Loaded:
             _laid_out(policy.input(from_host(inputs[slot]), self._dtype_of(k) if convert else ""), layouts.get(slot))
             for k, slot in enumerate(self.program.inputs)
         ]
-        held = {slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in self.program.params}
+        # What the program writes is cloned: a held parameter serves other runs too.
+        held = {slot: t.clone() if ("param", slot) in self._written else t for slot, t in params.tensors.items()}
         # A clone, since a view of a view would not hand on that it requires grad.
         ins = [
             t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in zip(self.program.inputs, ins)
@@ -122,6 +149,7 @@ class Loaded:
             execution.all()
             if not execution.data_dependent:
                 self._bounded[key] = execution.length
+            self._lengths[tuple(shapes)] = execution.length
             return {slot: to_host(execution.tensor(operand)) for slot, operand in self.program.outputs}
 
     @contextlib.contextmanager
@@ -136,6 +164,9 @@ class Loaded:
 
         params: shapes of the parameters; those of the last run when not given. 1 when nothing is summed. Worked out on shapes only.
         """
+        seen = self._lengths.get(tuple(tuple(inputs[slot]) for slot in self.program.inputs if slot in inputs))
+        if seen is not None:
+            return seen
         known = dict(params or self._params_seen)
         try:
             ins = [
@@ -472,6 +503,19 @@ _MAY_COPY = {
 }
 
 
+# Results of these are no larger than their largest operand.
+_NEVER_GROW = {
+    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "std", "norm", "linalg_vector_norm",
+    "logsumexp", "cumsum", "cumprod", "sort", "topk", "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm",
+    "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm", "native_batch_norm",
+    "_native_batch_norm_legit_no_training", "clone", "contiguous", "_to_copy", "to", "relu", "flip", "roll", "tril", "triu",
+}  # fmt: skip
+)
+
+
+_FILLED = frozenset({"zeros", "ones", "full", "empty"})
+
+
 class _Execution:
     """One run: an environment of results, freed after their last use."""
 
@@ -593,7 +637,9 @@ class _Execution:
         """Refuse an operator that would make too much, before it runs."""
         if not step.allocates and step.base not in _MAY_COPY:
             return
-        largest = self.measured(step, args, kwargs)
+        largest = self.from_shapes(step, args, kwargs)
+        if largest is None:
+            largest = self.measured(step, args, kwargs)
         if largest is None and step.base in operators.DATA_DEPENDENT:
             self.data_dependent = True
             largest = _bound_by_data(step.base, dict(zip(step.names, args)) | kwargs)
@@ -604,6 +650,35 @@ class _Execution:
         self.total += largest
         if largest > self.loaded.max_bytes or self.total > 16 * self.loaded.max_bytes:
             raise ReplayRefused(f"operator {step.operation.name} would make {largest} bytes; at most {self.loaded.max_bytes} are allowed")
+
+    def from_shapes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """An upper bound in bytes for the everyday operators; None for the others. Loads nothing, where meta kernels load a compiler."""
+        given = list(_tensors([*args, *kwargs.values()]))
+        widest = 16  # bytes of a complex128
+        if step.base == "arange":
+            numbers = [a for a in args if isinstance(a, (int, float))]
+            start, end, by = {1: (0, *numbers, 1), 2: (*numbers, 1)}.get(len(numbers), tuple(numbers[:3]) or (0, 0, 1))
+            return widest * max(0, math.ceil((end - start) / by)) if by else None
+        if not given:
+            sizes = [a for a in args if isinstance(a, list)]
+            return widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
+        try:
+            if step.pointwise:
+                return widest * math.prod(np.broadcast_shapes(*(tuple(t.shape) for t in given)))
+            if step.base in _NEVER_GROW:
+                return int(widest * max(t.numel() for t in given))
+            if step.base in ("cat", "stack"):
+                return int(widest * sum(t.numel() for t in given))
+            if step.base == "embedding":
+                return int(widest * given[1].numel() * given[0].shape[-1])
+            if step.base == "linear":
+                return int(widest * (given[0].numel() // max(1, given[0].shape[-1])) * given[1].shape[0])
+            if step.base in ("mm", "bmm", "addmm", "baddbmm"):
+                a, b = given[-2:]
+                return int(widest * math.prod(a.shape[:-1]) * b.shape[-1])
+        except (ValueError, IndexError):  # shapes that do not fit: the operator itself will say so
+            return None
+        return None
 
     def measured(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Bytes of the largest tensor the operator makes, on the way too, found on meta tensors; None when meta cannot tell."""
