@@ -510,7 +510,6 @@ _NEVER_GROW = {
     "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm", "native_batch_norm",
     "_native_batch_norm_legit_no_training", "clone", "contiguous", "_to_copy", "to", "relu", "flip", "roll", "tril", "triu",
 }  # fmt: skip
-)
 
 
 _FILLED = frozenset({"zeros", "ones", "full", "empty"})
