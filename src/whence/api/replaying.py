@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whence import dtypes, judge, locate
+from whence import align, dtypes, judge, locate
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run
@@ -16,6 +18,31 @@ from whence.results import SlotPair
 _CHECKS = 3
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
+
+
+class _Threads:
+    """So many intra-op threads of torch inside. One is fastest for many small operators: more spin while they wait for each other."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        torch = sys.modules.get("torch") or _torch()
+        self._torch, self._before = torch, torch.get_num_threads() if torch is not None else 0
+        if torch is not None and self._before != self._count:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._torch is not None and self._before != self._count:
+            self._torch.set_num_threads(self._before)
+
+
+def _torch() -> Any:
+    """torch, or None where it is not installed: then nothing can be replayed, and the reason is given for each call."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
 
 
 class _Params:
@@ -71,7 +98,8 @@ class Replayer:
         given: parameter slots -> whether the run started with that value (then a correct target holds the reference's,
         rounded) or changed it (then the target's own value is an input like any other).
         """
-        local, why = self._figures(call, other, slots, given)
+        with _Threads(1):
+            local, why = self._figures(call, other, slots, given)
         if local is None:
             self.refused[why] += 1
         else:
@@ -180,6 +208,11 @@ class Replayer:
             loaded = self._load(run, key)
             if self._checked[key] < _CHECKS:
                 why = self._check(run, call, loaded)
+                threads = self._recorded_threads(run)
+                if why and threads > 1:
+                    # Sums over threads round otherwise: once more with as many as the capture had.
+                    with _Threads(threads):
+                        why = self._check(run, call, loaded)
                 if why:
                     raise ReplayRefused(f"the program does not reproduce its own recording: {why}")
                 self._checked[key] += 1
@@ -187,6 +220,11 @@ class Replayer:
             self._failed[key] = str(error)
             raise
         return loaded
+
+    @staticmethod
+    def _recorded_threads(run: Run) -> int:
+        counts = [s.get("threads") for s in align.settings_of(run).values()]
+        return max((n for n in counts if isinstance(n, int)), default=1)
 
     def _load(self, run: Run, key: tuple[int, str]) -> Any:
         loaded = self._loaded.get(key)
@@ -238,8 +276,9 @@ class Replayer:
             made = {s: self.target.array(records[s]) for s, _ in program.outputs if s in records}
             strides = {s: self.target.records[records[s]].stride for s in program.inputs if self.target.records[records[s]].stride}
             wide, _ = self._dtypes(call, slots, made.values())
-            r = loaded.run(inputs, params, working=wide, strides=strides)
-            w = loaded.run(inputs, params, working="recorded", strides=strides)
+            with _Threads(1):
+                r = loaded.run(inputs, params, working=wide, strides=strides)
+                w = loaded.run(inputs, params, working="recorded", strides=strides)
             scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
         except (ReplayRefused, ElementsMissing, KeyError):
             return "", words
