@@ -204,7 +204,11 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
 
     inputs: slots of the call that feed {"in": k}. params: slots that feed {"param": slot}.
     constants: records of tensors made inside from Python data. outputs: (slot, operand).
-    notes: what was met ("in-place", "cast pinned").
+    base: the floating dtype the region worked in, "" when it met none; a replay in another precision puts that one in its place.
+    input_dtypes: by input. default_dtype: torch's default while recording. fixed: (input, axis, extent) the program only serves.
+    equal: (input, axis, input, axis) whose extents were one at recording and must be on replay. inference: recorded under
+    inference_mode, where composite operators arrive whole; grad: slots that required grad then (they choose by it).
+    notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
     """
 
     id: str
@@ -213,6 +217,13 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     outputs: tuple[tuple[str, Any], ...]
     params: tuple[str, ...] = ()
     constants: tuple[int, ...] = ()
+    base: str = ""
+    input_dtypes: tuple[str, ...] = ()
+    default_dtype: str = "float32"
+    fixed: tuple[tuple[int, int, int], ...] = ()
+    equal: tuple[tuple[int, int, int, int], ...] = ()
+    inference: bool = False
+    grad: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}
 
 
-def program(*operations, inputs=("input.0",), outputs=None, params=(), notes=("base float32", "inputs float32")):
+def program(*operations, inputs=("input.0",), outputs=None, params=(), base="float32", input_dtypes=("float32",)):
     outputs = outputs or (("output.0", {"op": [len(operations) - 1, 0]}),)
-    return Program(id="x", operations=operations, inputs=inputs, outputs=outputs, params=params, notes=notes)
+    return Program(id="x", operations=operations, inputs=inputs, outputs=outputs, params=params, base=base, input_dtypes=input_dtypes)
 
 
 def op(name, *args, guard=None, **kwargs):
@@ -79,9 +79,8 @@ MALFORMED = {
     "output that is a number": program(op("aten.relu.default", IN), outputs=(("output.0", 1),)),
     "output named twice": program(op("aten.relu.default", IN), outputs=(("a", IN), ("a", IN))),
     "input named twice": program(op("aten.relu.default", IN), inputs=("a", "a")),
-    "note": program(op("aten.relu.default", IN), notes=("base complex64",)),
-    "note dtype": program(op("aten.relu.default", IN), notes=("inputs object",)),
-    "note extent": program(op("aten.relu.default", IN), notes=("fixed a.b=c",)),
+    "note": program(op("aten.relu.default", IN), base="complex64"),
+    "note dtype": program(op("aten.relu.default", IN), input_dtypes=("object",)),
     "too long": program(*[op("aten.relu.default", IN)] * (programs.MAX_OPERATIONS + 1)),
 }
 

@@ -729,23 +729,22 @@ class Recorder:
         constants = {old: new for new, old in enumerate(sorted(used.constants))}
         self._constants = [self._constants[old] for old in sorted(used.constants)]
         rename = functools.partial(_renumbered, number, places, constants)
-        notes = [f"base {NAMES[self._base]}"] if self._base is not None else []
-        notes.append("inputs " + " ".join(self._input_dtypes[k] for k in sorted(used.inputs)))
-        if torch.get_default_dtype() is not torch.float32:
-            notes.append(f"default {NAMES[torch.get_default_dtype()]}")
-        notes += sorted(f"fixed {places[k]}.{axis}={n}" for k, axis, n in fixed)
-        notes += sorted(f"same {places[i]}.{axis}={places[k]}.{other}" for i, axis, k, other in agreeing)
-        if "inference" in self._notes:  # composite operators choose their way by what requires grad
-            used_slots = {self._inputs[k] for k in used.inputs} | used.params
-            notes += [f"grad {slot}" for slot in sorted(self._grad & used_slots)]
-        notes += sorted(self._notes | ({"guard"} if guarded else set()))
+        inference = "inference" in self._notes  # composite operators choose their way by what requires grad
+        used_slots = {self._inputs[k] for k in used.inputs} | used.params
         program = Program(
             id="",
             operations=tuple(Operation(name, tuple(rename(args)), rename(kwargs), guard) for name, args, kwargs, guard in written),
             inputs=tuple(self._inputs[k] for k in sorted(used.inputs)),
             outputs=tuple((slot, rename(operand)) for slot, operand in operands),
             params=tuple(sorted(used.params)),
-            notes=tuple(notes),
+            base=NAMES[self._base] if self._base is not None else "",
+            input_dtypes=tuple(self._input_dtypes[k] for k in sorted(used.inputs)),
+            default_dtype=NAMES[torch.get_default_dtype()],
+            fixed=tuple(sorted((places[k], axis, n) for k, axis, n in fixed)),
+            equal=tuple(sorted((places[i], axis, places[k], other) for i, axis, k, other in agreeing)),
+            inference=inference,
+            grad=tuple(sorted(self._grad & used_slots)) if inference else (),
+            notes=tuple(sorted((self._notes - {"inference"}) | ({"guard"} if guarded else set()))),
         )
         digest = xxhash.xxh3_128(msgspec.json.encode(program, order="sorted"))
         for constant in self._constants:

@@ -70,14 +70,15 @@ class Loaded:
         self.notes: list[str] = []
         self.check_note = ""
         self._constants = [from_host(c) for c in constants]
-        self.base, self.default, self._input_dtypes, self._fixed, self._same = _parse_notes(program.notes)
+        self.base, self.default = _floating(program.base), _floating(program.default_dtype) or torch.float32
+        self._input_dtypes, self._fixed, self._same = program.input_dtypes, program.fixed, program.equal
+        if any(name and name not in TORCH for name in program.input_dtypes):
+            raise ReplayRefused("malformed program: an input dtype that there is not")
         self._steps = [_bind(op, allow) for op in program.operations]
         self._groups, self._written = _aliases(program, self._steps)
         for place, uses in _last_uses(program).items():
             self._steps[place].last_use = uses
-        self._inference = "inference" in program.notes
-        grad = {note.removeprefix("grad ") for note in program.notes if note.startswith("grad ")}
-        self._grad = grad if self._inference else set[str]()
+        self._inference, self._grad = program.inference, frozenset(program.grad if program.inference else ())
         self._bounded: dict[Any, int] = {}
         self._lengths: dict[tuple[tuple[int, ...], ...], int] = {}
         self._params_seen: dict[str, tuple[int, ...]] = {}
@@ -205,35 +206,14 @@ class Loaded:
 # ---- loading
 
 
-def _parse_notes(
-    notes: Sequence[str],
-) -> tuple[Any, Any, list[str], list[tuple[int, int, int]], list[tuple[int, int, int, int]]]:
-    """(base dtype, default dtype, input dtypes, fixed extents, equal extents) that the recorder wrote into the notes."""
-    base, default, dtypes = None, torch.float32, list[str]()
-    fixed: list[tuple[int, int, int]] = []
-    same: list[tuple[int, int, int, int]] = []
-    for note in notes:
-        kind, _, rest = note.partition(" ")
-        try:
-            if kind == "base":
-                base = TORCH[rest]
-            elif kind == "default":
-                default = TORCH[rest]
-            elif kind == "inputs":
-                dtypes = rest.split(" ")
-            elif kind == "fixed":
-                where, _, extent = rest.partition("=")
-                k, _, axis = where.partition(".")
-                fixed.append((int(k), int(axis), int(extent)))
-            elif kind == "same":
-                where, _, there = rest.partition("=")
-                (k, _, axis), (m, _, other) = where.partition("."), there.partition(".")
-                same.append((int(k), int(axis), int(m), int(other)))
-        except (KeyError, ValueError):
-            raise ReplayRefused(f"malformed program: note {note[:100]!r}") from None
-    if any(d and d not in TORCH for d in dtypes) or any(f is not None and not f.is_floating_point for f in (base, default)):
-        raise ReplayRefused("malformed program: a dtype in its notes")
-    return base, default, dtypes, fixed, same
+def _floating(name: str) -> Any:
+    """The torch dtype of this name, None for ""; only real floating ones."""
+    if not name:
+        return None
+    dtype = TORCH.get(name)
+    if dtype is None or not dtype.is_floating_point:
+        raise ReplayRefused(f"malformed program: base or default dtype {name[:40]!r}")
+    return dtype
 
 
 def _bind(operation: Operation, allow: tuple[str, ...]) -> _Step:
