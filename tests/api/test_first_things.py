@@ -1,0 +1,75 @@
+"""Were both runs asked the same? Tokens that part by a near tie are inherited; others are the headline."""
+
+import numpy as np
+
+from handmade import record
+from whence import api
+from whence.records import Call, MemoryRun, Note, Ref, Step
+
+VOCABULARY = 12
+
+
+def generation(steps, *, noise=0.0, seed=0, logits=None, first=3, settings=None):
+    """A run that turns ids into logits once per step; the next id is the argmax. logits: step -> array to put in place."""
+    rng = np.random.default_rng(seed)
+    calls, records, arrays = [], [], {}
+    ids = np.array([[first]])
+    for step in range(steps):
+        scores = np.random.default_rng(100 + step).standard_normal((1, 1, VOCABULARY)).astype(np.float32)
+        if logits and step in logits:
+            scores = logits[step].astype(np.float32).reshape(1, 1, -1)
+        scores = scores + np.float32(noise) * rng.standard_normal(scores.shape).astype(np.float32)
+        for array in (ids, scores):
+            arrays[len(records)] = array
+            records.append(record(len(records), array))
+        calls.append(Call(len(calls), "", "Lm", step, len(calls), op_type="Lm", leaf=True,
+                          refs=(Ref("input.input_ids", len(records) - 2), Ref("output.logits", len(records) - 1))))  # fmt: skip
+        ids = scores.argmax(-1)
+    notes = [Note("settings", settings, "Lm")] if settings else []
+    return MemoryRun(calls, records, arrays, steps=[Step("Lm", s, 0, True) for s in range(steps)], notes=notes)
+
+
+def near_tie(gap):
+    scores = np.zeros(VOCABULARY)
+    scores[4], scores[7] = 1.0, 1.0 - gap
+    return scores
+
+
+def test_a_token_that_parts_by_a_near_tie_is_inherited():
+    reference = generation(3, logits={0: near_tie(2e-7)})
+    other = near_tie(2e-7)
+    other[7] += 5e-7
+    target = generation(3, logits={0: other})
+    result = api.compare(reference, target)
+    assert result.inputs_differ == ()
+    assert result.status == "same"
+    assert any("token 4 against 7" in note for note in result.notes)
+
+
+def test_a_token_that_the_scores_do_not_explain_is_the_headline():
+    # Both sides scored the same, but another token was fed.
+    target = generation(2)
+    arrays = dict(target._arrays)
+    arrays[2] = (arrays[2] + 1) % VOCABULARY
+    records = [record(i, arrays[i]) for i in range(len(arrays))]
+    result = api.compare(generation(2), MemoryRun(target.calls, records, arrays))
+    assert result.status == "undecided"
+    assert result.inputs_differ[0].startswith("Lm step 1: input_ids at [0, 0]: ")
+
+
+def test_a_different_prompt_is_the_headline():
+    result = api.compare(generation(2), generation(2, first=5))
+    assert result.inputs_differ[0] == "Lm step 0: input_ids at [0, 0]: 3 against 5 (1 of 1 differ)"
+
+
+def test_conditions_that_differ_are_told():
+    a = '{"attention": "sdpa", "threads": 2, "parameter_dtypes": {"float32": 3}}'
+    b = '{"attention": "eager", "threads": 2, "parameter_dtypes": {"bfloat16": 3}}'
+    result = api.compare(generation(1, settings=a), generation(1, settings=b))
+    assert "Lm: attention sdpa against eager" in result.environment
+    assert "Lm: parameter_dtypes float32 against bfloat16" in result.environment
+    assert not any("threads" in line for line in result.environment)
+
+
+def test_settings_that_are_not_json_are_passed_over():
+    assert api.compare(generation(1, settings="{nonsense"), generation(1, settings="[1]")).status == "same"
