@@ -158,7 +158,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The whole answer. Every output format is written from this and computes nothing."""
+    """The whole answer. Every output format is written from this and computes nothing.
+
+    counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
+    measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
+    in which the runs differ. headline: why the status is what it is, where findings do not say it.
+    """
 
     status: str
     evidence: str
@@ -178,4 +183,5 @@ class Comparison(msgspec.Struct, frozen=True):
     headline: str = ""
     notes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+    without_partner: dict[str, tuple[str, ...]] = {}
     timing: dict[str, float] = {}

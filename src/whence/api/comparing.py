@@ -94,6 +94,7 @@ class _Comparing:
             unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
+            without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
 
@@ -462,6 +463,18 @@ class _Comparing:
             finding, slot=slot.reference_slot, worst_index=at, worst_reference=_number(arrays[0][at]), worst_target=_number(arrays[1][at]),
             numbers={**finding.numbers, **numbers},
         )  # fmt: skip
+
+    def _without_partner(self) -> dict[str, tuple[str, ...]]:
+        def names(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
+
+        plan = self.plan
+        sides = {
+            "reference": names(self.calls, plan.unmatched_reference),
+            "target": names(self.target.calls, plan.unmatched_target),
+            "ambiguous": names(self.calls, (a for a, _ in plan.ambiguous)),
+        }
+        return {side: found for side, found in sides.items() if found}
 
     def _run_notes(self) -> list[str]:
         out = []

@@ -32,6 +32,9 @@ def answer(result: Comparison, *, output: str = "") -> str:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     lines += _evidence(result)
     lines.append(_counts(result))
+    for side, names in result.without_partner.items():
+        more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
+        lines.append(_row("  ambiguous" if side == "ambiguous" else f"  only {side}", ", ".join(clean(n) for n in names[:4]) + more))
     for note in (*result.environment[:6], *result.notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
