@@ -6,7 +6,9 @@ program: the first failure of the sink ends the capture, leaves the reason in th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -70,12 +72,13 @@ class Session:
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.lock = threading.RLock()
-        self.order = -1
+        self._orders = itertools.count()
         self._open_sink, self._sink = open_sink, None
         self._on_record = on_record or (load_on_record(options.on_record) if options.on_record else None)
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self._step_start = 0
         self._step_bytes: dict[str, int] = {}
+        self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
         self._callback_failures = 0
         self.calls = 0
@@ -91,27 +94,36 @@ class Session:
     def sink(self) -> Sink:
         """The sink, opened on first use."""
         if self._sink is None:
-            self._sink = self._open_sink(self.rank)
+            with self.lock:
+                if self._sink is None:
+                    self._sink = self._open_sink(self.rank)
         return self._sink
 
     def fail(self, reason: str) -> None:
         """End the capture: nothing more is taken, the program goes on. Idempotent."""
-        if self.failed:
-            return
-        self.failed = reason
-        self._say(f"whence: capture stopped, the program goes on: {reason}")
+        with self.lock:
+            if self.failed:
+                return
+            self.failed = reason
+        self._tell(f"whence: capture stopped, the program goes on: {reason}")
         if self._sink is not None:
-            try:
+            # The sink left the reason itself, or the medium takes nothing any more.
+            with contextlib.suppress(StoreFailed):
                 self._sink.note(Note("error", reason))
+            with contextlib.suppress(StoreFailed):
                 self._sink.close()
-            except StoreFailed:
-                pass  # the sink left the reason itself, or the medium takes nothing any more
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(Exception):  # the program may have closed stderr, or stand on a full disk
+            self._say(text)
 
     def close(self) -> None:
-        """End the capture cleanly."""
+        """End the capture cleanly. Patterns that matched nothing are left as notes."""
         with self.lock:
             if not self.failed and self._sink is not None:
                 try:
+                    for sentence in self.selector.unmatched():
+                        self._sink.note(Note("selection", sentence))
                     self._sink.close()
                 except StoreFailed as error:
                     self.fail(str(error))
@@ -124,15 +136,18 @@ class Session:
         if self.options.keep != "full":
             return
         used = self._sink.nbytes if self._sink is not None else 0
-        self._step_start = used
+        self._step_start, self._parameters_before = used, self._parameter_bytes
         if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
             self.elements_on = False
             self.note("budget", f"elements end here: {human_bytes(used)} used, the next step needs {human_bytes(self._step_bytes.get(root, 0))}, "
                       f"--max-bytes is {human_bytes(self.max_bytes)}; statistics and hashes go on")  # fmt: skip
 
-    def over_budget(self, scope: str, step: int) -> None:
-        """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one."""
-        if self.elements_on and self._sink is not None and self._sink.nbytes > self.max_bytes:
+    def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
+        """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one.
+
+        waiting: bytes that are on their way to the sink.
+        """
+        if self.elements_on and self._sink is not None and self._sink.nbytes + waiting > self.max_bytes:
             self.elements_on = False
             self.note("budget", f"elements end inside this step: it does not fit --max-bytes {human_bytes(self.max_bytes)}", scope, step)
 
@@ -141,6 +156,7 @@ class Session:
         if self._sink is None or not self.active:
             return
         size = self._sink.nbytes - self._step_start
+        parameters = self._parameter_bytes - self._parameters_before
         kept = self.elements_on
         try:
             self._sink.step(Step(root, step, size, kept, self.rank))
@@ -148,22 +164,30 @@ class Session:
             self.fail(str(error))
             return
         if kept:
-            # Step 0 holds the parameters too; the second one is the better estimate.
+            # The first step holds the parameters too, the later ones do not unless an optimizer changes them.
             first = root not in self._step_bytes
-            self._step_bytes[root] = size if first or step <= 1 else max(size, self._step_bytes[root])
+            self._step_bytes[root] = size - parameters if first else max(size, self._step_bytes[root])
             if first and root not in self._announced:
                 self._announced.add(root)
-                fit = int((self.max_bytes - self._step_start) // size) if size else 0
-                self._say(
-                    f"whence: {root}: {human_bytes(size)}/step, {fit} steps fit" if size else f"whence: {root}: no elements in a step"
-                )
+                self._tell(self._size_of_a_step(root, size - parameters, parameters))
+        elif root not in self._announced:
+            self._announced.add(root)
+            if self.options.keep == "full":
+                self._tell(f"whence: {root}: no whole step fits --max-bytes {human_bytes(self.max_bytes)}; statistics and hashes go on")
+
+    def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
+        once = f"parameters {human_bytes(parameters)} once, " if parameters else ""
+        if size <= 0:
+            return f"whence: {root}: {once}no elements in a step"
+        fit = max(1, 1 + int((self.max_bytes - self._step_start - parameters - size) // size))
+        count = f"{fit:,}".replace(",", " ")
+        return f"whence: {root}: {once}{human_bytes(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
 
     # ---- what a listener hands over
 
     def next_order(self) -> int:
         """The number of the call that begins now."""
-        self.order += 1
-        return self.order
+        return next(self._orders)
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
         """Leave a note in the run."""
@@ -191,11 +215,13 @@ class Session:
         tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
         external: External | None = None,
         address: int = 0,
+        keep: bool | None = None,
     ) -> int:
         """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow. Returns its id, -1 after a failure.
 
         data: all its canonical bytes, lying at `address` (0: not known). base, tail: only `tail`, what follows record base[0] along axis base[1], is written.
-        value: the framework's tensor, for a user's on_record.
+        value: the framework's tensor, for a user's on_record. keep: whether elements were wanted when the call of this tensor
+        began, so that no call is kept by half; None asks now.
         """
         statistics = sketch = None
         why, payload = "", None
@@ -207,7 +233,7 @@ class Session:
                 why = "statistics only (--keep stats)"
             elif not self.selector.elements(scope, slot):
                 why = "statistics only (--no-inputs)"
-            elif not self.elements_on:
+            elif not (self.elements_on if keep is None else keep):
                 why = "over --max-bytes"
             else:
                 payload = data if tail is None else tail
@@ -216,7 +242,9 @@ class Session:
         if self.options.print_pattern is not None and self.selector.prints(scope):
             self._print(name, dtype, shape, statistics)
         try:
-            number = self.sink().record(
+            sink = self.sink()
+            before = sink.nbytes
+            number = sink.record(
                 dtype, shape, payload, digest, statistics, sketch,
                 why=why, stride=stride, storage_offset=storage_offset, device=device, columns=columns, subclass=subclass,
                 base=base if tail is not None and payload is not None else None,
@@ -226,6 +254,8 @@ class Session:
             self.fail(str(error))
             return -1
         self.records += 1
+        if slot.startswith("param."):
+            self._parameter_bytes += sink.nbytes - before
         return number
 
     def unreadable(self, dtype: str, shape: tuple[int, ...], why: str, *, device: str = "", subclass: str = "") -> int:
@@ -270,7 +300,7 @@ class Session:
             figures = f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean {statistics.mean:.6g}  std {statistics.std:.6g}"
         if statistics is not None and (statistics.nan or statistics.inf):
             figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
-        self._say(f"{name}  {dtype} {list(shape)}{figures}")
+        self._tell(f"{name}  {dtype} {list(shape)}{figures}")
 
 
 def _as_columns(result: Any) -> dict[str, float | None] | None:

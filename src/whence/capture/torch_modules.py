@@ -8,8 +8,10 @@ wrapper looks at tensors, dispatch and function modes of the program are off, so
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -31,6 +33,9 @@ from whence.records import Call, External, Ref
 
 _SIMPLE = (bool, int, float, str)
 _CONTAINER_DEPTH = 3
+# Bounds on what is walked in arguments: containers may hold themselves, and objects whole data sets.
+_NESTING = 16
+_BOXES = 10_000
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
 
 
@@ -39,8 +44,9 @@ class _Seen:
 
     __slots__ = ("digest", "id", "storage", "version")
 
-    def __init__(self, number: int, digest: bytes, version: int | None, storage: Any) -> None:
-        self.id, self.digest, self.version, self.storage = number, digest, version, storage
+    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any) -> None:
+        self.id: Any = number  # of the record; _Pending while it is on its way
+        self.digest, self.version, self.storage = digest, version, storage
 
     def alive(self) -> bool:
         return not torch.UntypedStorage._expired(self.storage.cdata)
@@ -62,7 +68,7 @@ class _Frame:
     """One call in progress."""
 
     __slots__ = (
-        "args", "depth", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
+        "args", "depth", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
         "phase", "recorder", "refs", "root", "scope", "signature", "started", "state", "step", "tensors", "training", "wanted",
     )  # fmt: skip
 
@@ -70,35 +76,74 @@ class _Frame:
 class _Known:
     """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
 
-    __slots__ = ("branches", "deep", "entries", "op_type", "ref", "root", "scope", "source")
+    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
 
-    def __init__(self, module: Any, scope: str, root: _Root) -> None:
+    def __init__(self, module: Any, scope: str, root: _Root, serial: int, gone: Callable[[int, int], None]) -> None:
+        # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
+        self.serial = serial
         kind = type(module)
-        self.ref, self.scope, self.root = weakref.ref(module), scope, root
+        place, forget = id(module), weakref.WeakMethod(gone)  # the listener may die first
+
+        def died(_: Any) -> None:
+            if (call := forget()) is not None:
+                call(place, serial)
+
+        self.ref, self.scope, self.root = weakref.ref(module, died), scope, root
         self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         self.branches = any(child is not None for child in module._modules.values())
         # Children that are used without being called (a fused path): their parameters are the module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
-        self.entries: list[list[Any]] | None = None
+        self.entries: list[_Held] | None = None
+        self.held: tuple[int, int, int] = (-1, -1, -1)
+
+
+class _Held:
+    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper), and as which record it was last seen.
+
+    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
+    """
+
+    __slots__ = ("_name", "_ref", "_table", "looked", "pointer", "probe", "seen", "slot", "version")
+
+    def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
+        self.slot, self._table, self._name = slot, table, name
+        self._ref = weakref.ref(tensor)
+        self.pointer, self.looked, self.probe = 0, -1, b""
+        self.version: int | None = None
+        self.seen: Ref | None = None
+
+    def tensor(self) -> Any:
+        """The tensor, None when it is gone."""
+        if self._table is None:
+            return self._ref()
+        found = self._table.get(self._name)
+        return found if isinstance(found, torch.Tensor) else None
 
 
 class _Root:
-    """What is known of one root: its modules' names, its step counters."""
+    """What is known of one root: its modules' names, its step counters. calls: how often it began."""
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
         self.ref = weakref.ref(module)
         self.steps: dict[str, int] = {}
         self.micro = 0
+        self.calls = 0
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
 
 class _Watched:
-    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were at the last look."""
+    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were at the last look.
 
-    def __init__(self, value: Any) -> None:
-        self.ref = weakref.ref(value) if hasattr(type(value), "__weakref__") else (lambda: value)
+    It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies (`gone`).
+    """
+
+    def __init__(self, value: Any, gone: Callable[[Any], None]) -> None:
+        self.ref = weakref.ref(value, gone)
+        self.grown: dict[str, tuple[Any, bytes, tuple[int, ...], str]] = {}
+
+        self.holder = -1  # the last call it was handed to
         self.walk(value)
 
     def walk(self, value: Any) -> None:
@@ -108,6 +153,8 @@ class _Watched:
         self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
 
     def _descend(self, value: Any, path: str, depth: int) -> None:
+        if depth > _NESTING or len(self.sizes) > _BOXES:
+            return
         if isinstance(value, dict):
             box, items = value, list(value.items())
         elif isinstance(value, (list, tuple)):
@@ -117,7 +164,7 @@ class _Watched:
         else:
             return
         self.sizes.append((box, len(box)))
-        if len(items) > 10_000:
+        if len(items) > _BOXES:
             return
         for key, item in items:
             where = f"{path}.{key}"
@@ -142,8 +189,11 @@ class _Watched:
             if isinstance(item, torch.Tensor):
                 yield path, item
 
-    def changed(self) -> list[tuple[str, Any]]:
-        """(path, tensor) of what was replaced or written since the last look."""
+    def changed(self, *, unversioned: bool = False) -> list[tuple[str, Any, bool]]:
+        """(path, tensor, True) of what was replaced or written since the last look.
+
+        unversioned: every inference tensor too, with False: it carries no version that would tell.
+        """
         value = self.ref()
         if value is None:
             return []
@@ -160,8 +210,10 @@ class _Watched:
             ref, version = self.last[i] if before is None else before.get(path, (None, -1))
             now = -1 if item.is_inference() else item._version
             if ref is None or ref() is not item or version != now:
-                out.append((path, item))
+                out.append((path, item, True))
                 self.last[i] = (weakref.ref(item), now)
+            elif unversioned and now == -1:
+                out.append((path, item, False))
         return out
 
 
@@ -171,7 +223,16 @@ def _is_plain_object(value: Any) -> bool:
         and not isinstance(value, (torch.nn.Module, type, torch.dtype, torch.device))
         and not callable(value)
         and type(value).__module__ != "builtins"
+        and hasattr(type(value), "__weakref__")
     )
+
+
+class _Thread(threading.local):
+    """What each thread has of its own: its calls in progress, and whether it is inside this listener."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Frame] = []
+        self.busy = False
 
 
 class Listener:
@@ -189,15 +250,17 @@ class Listener:
         self._find_external = find_external
         self._staged = staged
         self._ring: Ring | None = None
-        self._local = threading.local()
+        self._local = _Thread()
         self._known: dict[int, _Known] = {}
+        self._learned = 0
+        self._lock = threading.RLock()
         self._roots: dict[str, _Root] = {}
         self._live: dict[tuple[Any, ...], _Seen] = {}
-        self._grown: dict[tuple[int, str], tuple[int, bytes, tuple[int, ...], str]] = {}
         self._objects: dict[int, _Watched] = {}
         self._signatures: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._programs: set[str] = set()
         self._previous: Callable[..., Any] | None = None
+        self._wrapper: Callable[..., Any] | None = None
         self._optimizer_hook: Any = None
         self.programs_recorded = 0
         self.programs_s = 0.0
@@ -209,7 +272,9 @@ class Listener:
     def install(self) -> None:
         """Start listening."""
         if self.session.options.keep != "none":
-            host.use_kernels()
+            # Without numba the same figures come from numpy, slower.
+            with contextlib.suppress(ImportError):
+                host.use_kernels()
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
         listener = self
@@ -220,17 +285,20 @@ class Listener:
             return listener._observe(previous, module, args, kwargs)
 
         self._previous, self._wrapper = previous, __call__
-        torch.nn.Module.__call__ = __call__
+        __call__.listener = self  # type: ignore[attr-defined]
+        _set_call(__call__)
+        if hasattr(os, "register_at_fork"):
+            me = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _forked(me))
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: self._optimizer_stepped())
         self.active = True
 
     def remove(self) -> None:
-        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing."""
+        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing until they let go."""
         self.active = False
-        if torch.nn.Module.__call__ is self._wrapper:
-            torch.nn.Module.__call__ = self._previous
+        self._unwrap()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
@@ -238,29 +306,42 @@ class Listener:
             self._ring.close()
         if self.programs_recorded:
             self.session.note("programs", f"{self.programs_recorded} calls recorded in {self.programs_s:.3f} s with what they ran, once per signature")
-        self._live.clear()
+        for table in (self._live, self._known, self._roots, self._objects, self._signatures):
+            table.clear()
+
+    @staticmethod
+    def _unwrap() -> None:
+        """Take off every wrapper of ours that lies on top and no longer listens."""
+        while (owner := getattr(torch.nn.Module.__call__, "listener", None)) is not None and not owner.active:
+            _set_call(owner._previous)
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the parent."""
         self.active = False
         self.session.failed = "forked"
         self._ring = None
-        if torch.nn.Module.__call__ is self._wrapper:
-            torch.nn.Module.__call__ = self._previous
+        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self._unwrap()
         _ABANDONED.append(self)
 
     # ---- one call
 
     def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         local = self._local
-        if getattr(local, "busy", False) or torch._C._get_tracing_state() is not None:
+        if local.busy or torch._C._get_tracing_state() is not None or (torch._C._len_torch_dispatch_stack() and _is_traced()):
             return previous(module, *args, **kwargs)
+        stack = local.stack
+        depth = len(stack)
+        frame = None
         local.busy = True
         try:
-            frame = self._enter(module, args, kwargs)
+            with self._lock, _Quiet():
+                frame = self._enter(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
-            frame = None
+        except BaseException:  # Ctrl-C while this code ran: a call that never began
+            del stack[depth:]
+            raise
         finally:
             local.busy = False
         if frame is None:
@@ -272,26 +353,25 @@ class Listener:
                 with frame.recorder:
                     out = previous(module, *args, **kwargs)
         except BaseException as error:
-            local.busy = True
-            try:
-                self._leave(frame, None, f"{type(error).__name__}: {error}"[:300])
-            except Exception as ours:  # noqa: BLE001
-                self._give_up(ours)
-            finally:
-                local.busy = False
+            self._finish(frame, None, _words(error))
             raise
+        self._finish(frame, out, "")
+        return out
+
+    def _finish(self, frame: _Frame, out: Any, error: str) -> None:
+        local = self._local
         local.busy = True
         try:
-            self._leave(frame, out, "")
-        except Exception as error:  # noqa: BLE001
-            self._give_up(error)
+            with self._lock, _Quiet():
+                self._leave(frame, out, error)
+        except Exception as ours:  # noqa: BLE001 - as above
+            self._give_up(ours)
         finally:
             local.busy = False
-        return out
 
     def _give_up(self, error: Exception) -> None:
         self.active = False
-        self._local.stack = []
+        self._local.stack.clear()
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next
@@ -303,9 +383,7 @@ class Listener:
         if session.failed:
             self.active = False
             return None
-        local = self._local
-        stack: list[_Frame] = getattr(local, "stack", None) or []
-        local.stack = stack
+        stack = self._local.stack
         known = self._known.get(id(module))
         if known is not None and known.ref() is not module:
             known = None
@@ -322,7 +400,7 @@ class Listener:
         frame.known, frame.module, frame.parent, frame.kids = known, module, parent, 0
         frame.recorder = frame.signature = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
-        frame.training = module.training
+        frame.training, frame.keep = module.training, False
         frame.scope = scope = known.scope
         if parent is None:
             self._begin_root(frame, known.root, scope)
@@ -341,16 +419,14 @@ class Listener:
         if not frame.wanted:
             frame.note = "not selected"
             return frame
-        session.over_budget(scope, frame.step)
-        if _listened_to():
-            with _Quiet():
-                self._take_inputs(frame, args, kwargs)
-        else:
-            self._take_inputs(frame, args, kwargs)
+        session.over_budget(scope, frame.step, self._ring.waiting_bytes if self._ring is not None else 0)
+        frame.keep = session.elements_on
+        self._take_inputs(frame, args, kwargs)
         return frame
 
     def _begin_root(self, frame: _Frame, root: _Root, scope: str) -> None:
         frame.root, frame.number, frame.depth = root, "0", 0
+        root.calls += 1
         if torch._C._current_graph_task_id() != -1:
             frame.phase, frame.step, frame.micro = "recompute", root.steps.get("", 0), max(root.micro - 1, 0)
         else:
@@ -363,6 +439,8 @@ class Listener:
                 root.trained = True
             else:
                 root.steps[scope] = frame.step + 1
+            if self._ring is not None:
+                self._ring.drain()  # the budget of a step is decided on what was written
             self.session.begin_step(root.name)
         key = (scope, frame.step, frame.micro, frame.phase)
         frame.state = root.occurrences.get(key) if frame.phase == "recompute" else None
@@ -372,6 +450,10 @@ class Listener:
                 root.occurrences[key] = frame.state
 
     def _optimizer_stepped(self) -> None:
+        with self._lock:
+            self._next_step()
+
+    def _next_step(self) -> None:
         for root in self._roots.values():
             if root.trained:
                 root.steps = {scope: step + 1 for scope, step in (root.steps or {"": 0}).items()}
@@ -381,10 +463,9 @@ class Listener:
 
     def _leave(self, frame: _Frame, out: Any, error: str) -> None:
         stack = self._local.stack
-        while stack and stack[-1] is not frame:  # frames of calls that a generator or thread left behind
-            stack.pop()
-        if stack:
-            stack.pop()
+        if any(f is frame for f in reversed(stack)):
+            while stack.pop() is not frame:  # above it: calls that were left without an end, by a greenlet or a Ctrl-C
+                pass
         session = self.session
         if session.failed:
             self.active = False
@@ -392,11 +473,10 @@ class Listener:
         known, leaf = frame.known, frame.kids == 0
         program = no_program = ""
         if frame.wanted:
-            if _listened_to():
-                with _Quiet():
-                    program, no_program = self._take_results(frame, out, leaf, error)
-            else:
-                program, no_program = self._take_results(frame, out, leaf, error)
+            program, no_program = self._take_results(frame, out, leaf, error)
+        if error.startswith("_StopRecomputationError"):
+            # torch's way to end a recomputation once backward has what it needs.
+            error, frame.note = "", frame.note or "recomputed as far as backward needed it"
         call = Call(
             id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
             micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
@@ -418,9 +498,11 @@ class Listener:
         if not error:
             self._take_mutated(frame, leaf)
             self._take_outputs(frame, out)
+        if known.entries is None and not leaf or known.entries is None and not known.branches:
+            self._take_params(frame)  # of a lazy module: the call made them
         if leaf and known.branches and not known.deep:
             # None of its children was called, so their parameters are its own, from now on.
-            known.deep, known.entries = True, None
+            known.deep, known.entries, known.held = True, None, (-1, -1, -1)
             frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
             self._take_params(frame)
         return self._programs_of(frame, leaf, error)
@@ -450,7 +532,13 @@ class Listener:
         for name, child in module.named_modules(prefix=prefix):
             known = self._known.get(id(child))
             if known is None or known.ref() is not child or child is module:
-                self._known[id(child)] = _Known(child, name, root)
+                self._learned += 1
+                self._known[id(child)] = _Known(child, name, root, self._learned, self._forget)
+
+    def _forget(self, place: int, serial: int) -> None:
+        """A module died: what is known of it would keep its tensors alive."""
+        if (known := self._known.get(place)) is not None and known.serial == serial:
+            del self._known[place]
 
     def _adopt(self, module: Any, parent: _Frame) -> _Known:
         """A module met inside a root that was not there when the root was walked."""
@@ -519,26 +607,33 @@ class Listener:
                 frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
         if self._may_have_program(frame):
             frame.signature = signature = (
-                id(module), tuple(shapes), tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
+                frame.known.serial, tuple(shapes), tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
             )  # fmt: skip
             if signature not in self._signatures and self.session.elements_on and takes_inputs:
-                params = [(entry[0], entry[1]) for entry in frame.known.entries or ()]
+                params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
                 frame.started = time.perf_counter()
                 frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
 
     def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
         """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
         if isinstance(value, torch.Tensor):
-            found.append((slot, value))
-        elif value is None:
+            inner = tensors.plain(value) if hasattr(type(value), "__tensor_flatten__") else None
+            if value.is_nested and value.layout is torch.strided:
+                inner = [("values", value.values()), ("sizes", value._nested_tensor_size())]
+            if inner is None or len(inner) == 1:
+                found.append((slot, value))
+            else:
+                found += [(f"{slot}.{name}", tensor) for name, tensor in inner]
+                arguments[slot] = f"{type(value).__name__}({', '.join(name for name, _ in inner)})"
+        elif value is None or slot.count(".") > _NESTING:
             return
         elif isinstance(value, _SIMPLE):
             if not isinstance(value, str) or len(value) <= 200:
                 arguments[slot] = value
         elif isinstance(value, dict):
             for k, v in value.items():
-                self._collect(v, f"{slot}.{k}", found, arguments, frame)
+                self._collect(v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments, frame)
         elif isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 self._collect(v, f"{slot}.{i}", found, arguments, frame)
@@ -551,25 +646,26 @@ class Listener:
             watched = self._objects.get(id(value))
             first = watched is None or watched.ref() is not value
             if first:
-                watched = self._objects[id(value)] = _Watched(value)
+                place, objects = id(value), self._objects
+                watched = objects[place] = _Watched(value, lambda ref: objects.pop(place) if place in objects and objects[place].ref is ref else None)
             assert watched is not None
             if frame is None:
                 found.extend((slot + path, tensor) for path, tensor in watched.items())
                 return
             if watched.places or watched.sizes:
                 frame.objects.append((slot, watched))
+            watched.holder = frame.order
             # An object holds the tensors of all layers: they are listed where it is first seen and at roots, else only what changed.
-            fresh = list(watched.items()) if first or frame.parent is None else watched.changed()
+            fresh = list(watched.items()) if first or frame.parent is None else [one[:2] for one in watched.changed()]
             if frame.parent is None and not first:
-                watched.changed()
+                watched.walk(value)
             found.extend((slot + path, tensor) for path, tensor in fresh)
 
     def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
         refs = frame.refs
         for slot, tensor, version, number in frame.tensors:
-            now = None if tensor.is_inference() else tensor._version
-            # Inference tensors carry no version: their bytes are looked at again, where the operator ran (containers only pass them on).
-            if now == version and (version is not None or not leaf or not tensor.is_cpu):
+            # Inference tensors carry no version: their bytes are looked at again.
+            if version is not None and tensor._version == version:
                 continue
             where = "mutated" + slot[5:]
             seen, edge, _ = self._sight(tensor, where, frame)
@@ -577,17 +673,22 @@ class Listener:
                 refs.append(Ref(where, seen, edge))
                 frame.made.append((where, tensor))
         for slot, watched in frame.objects:
-            for path, tensor in watched.changed():
+            # Of its inference tensors the bytes are looked at where it was handed to last, and at the root.
+            innermost = frame.parent is None or watched.holder == frame.order
+            for path, tensor, certain in watched.changed(unversioned=innermost):
                 where = "mutated" + slot[5:] + path
-                seen, edge, _ = self._sight(tensor, where, frame, grows=(id(watched), path))
-                refs.append(Ref(where, seen, edge))
-                frame.made.append((where, tensor))
+                seen, edge, _ = self._sight(tensor, where, frame, grows=(watched, path))
+                if isinstance(seen, _Pending):
+                    seen.certain = certain
+                if certain or not edge:
+                    refs.append(Ref(where, seen, edge))
+                    frame.made.append((where, tensor))
         for item in frame.known.entries or ():
-            tensor = item[1]
-            if item[4] is not None and not tensor.is_inference() and tensor._version != item[3]:
-                where = "mutated" + item[0][5:]
+            tensor = item.tensor()
+            if item.seen is not None and tensor is not None and not tensor.is_inference() and tensor._version != item.version:
+                where = "mutated" + item.slot[5:]
                 number, edge, _ = self._sight(tensor, where, frame)
-                item[3], item[4] = tensor._version, Ref(item[0], number, "identity")
+                item.version, item.probe, item.seen = tensor._version, _probe(tensor), Ref(item.slot, number, "identity")
                 refs.append(Ref(where, number, edge))
                 frame.made.append((where, tensor))
 
@@ -595,7 +696,7 @@ class Listener:
         if not self.session.selector.slots("output"):
             return
         found: list[tuple[str, Any]] = []
-        if isinstance(out, torch.Tensor):
+        if type(out) is torch.Tensor and not out.is_nested:
             found.append(("output.0", out))
         else:
             if isinstance(out, (list, tuple, dict)) or out is None:
@@ -611,35 +712,60 @@ class Listener:
         """Parameters, buffers and plain tensor attributes of the module; of the modules below it too where those are never called."""
         known, module = frame.known, frame.module
         entries = known.entries
-        if entries is None:
-            if known.deep or not known.branches:
-                held = tensors_of(module)
-            else:
-                tables = (module._parameters, module._buffers)
-                held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
-            entries = known.entries = [[slot, tensor, 0, None, None, *_home(module, slot[6:])] for slot, tensor in held]
+        held = len(module._parameters), len(module._buffers), len(module._modules)
+        if entries is None or known.held != held:
+            entries = self._held_by(known, module)
+            if entries is None:  # they are made by the call itself
+                return
+            known.held = held
         if not entries:
             return
         refs = frame.refs
+        calls = known.root.calls
         for item in entries:
-            slot, tensor, pointer, version, seen, table, name = item
-            if table is not None and table.get(name) is not tensor:
-                # The parameter object was replaced (`module.weight = ...`, `.to()` with new tensors).
-                tensor = table.get(name)
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                item[1], seen = tensor, None
+            tensor = item.tensor()
+            if tensor is None:
+                continue
             now = None if tensor.is_inference() else tensor._version
-            if seen is None or version != now or tensor.data_ptr() != pointer:
-                number, _, _ = self._sight(tensor, slot, frame, parameter=True)
-                seen = Ref(slot, number, "identity")
-                item[2], item[3], item[4] = tensor.data_ptr(), now, seen
+            seen = item.seen
+            same = seen is not None and item.version == now and _address(tensor) == item.pointer
+            if same and item.looked != calls:
+                # `p.data.add_()` and numpy leave the version as it is: a training step changes all, elsewhere a sample shows it.
+                same = not (frame.training and torch.is_grad_enabled()) and item.probe == _probe(tensor)
+            item.looked = calls
+            if not same:
+                number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
+                seen = Ref(item.slot, number, edge)
+                item.seen = seen if edge else Ref(item.slot, number, "identity")
+                item.pointer, item.version, item.probe = _address(tensor), now, _probe(tensor)
             refs.append(seen)
+
+    @staticmethod
+    def _held_by(known: _Known, module: Any) -> list[_Held] | None:
+        """What the module holds now, None while a part of it is lazy."""
+        known.op_type = type(module).__name__
+        known.branches = any(child is not None for child in module._modules.values())
+        if known.deep or not known.branches:
+            held = tensors_of(module)
+        else:
+            tables = (module._parameters, module._buffers)
+            held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
+        if any(torch.nn.parameter.is_lazy(t) for _, t in held):
+            known.entries = None
+            return None
+        known.entries = []
+        for slot, tensor in held:
+            inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
+            if inner is None or len(inner) == 1:
+                known.entries.append(_Held(slot, tensor, *_home(module, slot[6:])))
+            else:
+                known.entries += [_Held(f"{slot}.{name}", part, None, "") for name, part in inner]
+        return known.entries
 
     # ---- one tensor
 
     def _sight(
-        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[int, str] | None = None
+        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[_Watched, str] | None = None
     ) -> tuple[Any, str, Any]:
         """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride)."""
         kind = type(tensor)
@@ -662,14 +788,19 @@ class Listener:
         version = None if tensor.is_inference() else tensor._version
         contiguous = tensor.is_contiguous()
         stride = () if contiguous else tensor.stride()
-        pointer = tensor.data_ptr()
+        pointer = _address(tensor)
         look = (dtype, shape, stride)
-        key = (pointer, look)
+        if pointer:
+            key: tuple[Any, ...] = (pointer, look)
+        elif tensor.numel():
+            return self._unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
+        else:
+            key = (tensor.untyped_storage()._cdata, look)
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
-            return *self._sight_staged(tensor, dtype, shape, stride, version, key, known, slot, frame, subclass), look
+            return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows), look
         data = None
-        if contiguous and dtype[0] != "c":
+        if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
             digest = host.digest_at(pointer, nbytes)
         else:
@@ -688,54 +819,71 @@ class Listener:
         number = session.record(
             dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=frame.known.op_type, value=tensor, stride=stride,
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
+            keep=frame.keep,
         )  # fmt: skip
         self._live[key] = _Seen(number, digest, version, _StorageRef(tensor))
         if grows is not None:
-            self._grown[grows] = (number, digest, shape, dtype)
+            grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", look
 
     def _unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
-        dtype, shape = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass=type(tensor).__name__)
+        dtype = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch.")
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        kind = type(tensor).__name__
+        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass="" if kind in ("Tensor", "Parameter") else kind)
         return number, "", (dtype, shape, ())
 
     def _increment(
-        self, grows: tuple[int, str], tensor: Any, dtype: str, shape: tuple[int, ...]
+        self, grows: tuple[_Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
     ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
         """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old part is unchanged bit by bit."""
-        old = self._grown.get(grows)
+        old = grows[0].grown.get(grows[1])
         if old is None or old[3] != dtype or len(old[2]) != len(shape):
             return None, None
         axes = [i for i, (a, b) in enumerate(zip(old[2], shape)) if a != b]
         if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
             return None, None
-        axis = axes[0]
+        axis, tensor = axes[0], tensor.detach()
         before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
         if host.digest(before) != old[1]:
             return None, None
         return (old[0], axis), tensors.canonical(tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis]))
 
     def _sight_staged(
-        self, tensor: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], version: int | None, key: tuple[Any, ...],
-        known: _Seen | None, slot: str, frame: _Frame, subclass: str,
-    ) -> tuple[Any, str]:  # fmt: skip
-        """A device tensor: cloned on its stream, copied by the ring; its record's id is known when the bytes have arrived."""
-        if known is not None and version is not None and known.version == version and known.alive():
-            return known.id, "identity"
+        self, tensor: Any, look: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
+        known: _Seen | None, slot: str, frame: _Frame, subclass: str, parameter: bool, grows: tuple[_Watched, str] | None,
+    ) -> tuple[_Pending, str]:  # fmt: skip
+        """A device tensor: cloned on its stream, copied by the ring; which record it is shows when its bytes have arrived.
+
+        It is copied at every sight: a kernel that wrote it may have left the version as it was.
+        """
         if self._ring is None:
             self._ring = Ring(on_error=self._give_up)
-        session, op_type, device = self.session, frame.known.op_type, str(tensor.device)
-        scope, offset = frame.scope, tensor.storage_offset()
+        session, op_type, device, keep = self.session, frame.known.op_type, str(tensor.device), frame.keep
+        scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), look
+        earlier = known if known is not None and known.version == version and known.alive() else None
         pending = _Pending()
+        now = self._live[key] = _Seen(pending, b"", version, earlier.storage if earlier is not None else _StorageRef(tensor))
 
-        def arrived(data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
+            self._local.busy = True  # of the ring's thread: a module that on_record calls is not the program's
+            now.digest = digest = host.digest(data)
+            if earlier is not None and earlier.digest == digest:
+                pending.id, pending.edge = earlier.id.id, "content" if version is None else "identity"
+                return
+            base = tail = external = None
+            if grows is not None:
+                base, tail = self._increment(grows, copied, dtype, shape)
+            if parameter and self._find_external is not None and keep and data.size >= 1 << 16:
+                external = self._find_external(digest, dtype, shape, data)
             pending.id = session.record(
-                dtype, shape, data, host.digest(data), scope=scope, slot=slot, op_type=op_type, value=None, stride=stride,
-                storage_offset=offset, device=device, subclass=subclass,
+                dtype, shape, data, digest, scope=scope, slot=slot, op_type=op_type, value=copied, stride=stride,
+                storage_offset=offset, device=device, subclass=subclass, base=base, tail=tail, external=external, keep=keep,
             )  # fmt: skip
+            if grows is not None:
+                grows[0].grown[grows[1]] = (pending.id, digest, shape, dtype)
 
         self._ring.submit(tensor, arrived)
-        self._live[key] = _Seen(pending, b"", version, _StorageRef(tensor))  # type: ignore[arg-type]
         return pending, ""
 
     # ---- programs of leaf calls
@@ -743,6 +891,9 @@ class Listener:
     def _may_have_program(self, frame: _Frame) -> bool:
         module = frame.module
         if not self.session.options.programs or frame.note or self.session.options.keep != "full":
+            return False
+        if torch._C._len_torch_dispatch_stack() and _listens_itself():
+            frame.note = "operators not recorded: the program has a dispatch mode around this call"
             return False
         if frame.known.branches and not frame.known.deep:
             return False
@@ -798,20 +949,40 @@ class Listener:
             action()
 
 
-class _Pending:
-    """Stands for a record id that is known when its bytes have arrived."""
+def _nothing() -> None:
+    return None
 
-    __slots__ = ("id",)
+
+def _probe(tensor: Any) -> bytes:
+    """A digest of a few of the bytes of a parameter: what an update of all its elements cannot miss."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not (pointer := _address(tensor)):
+        return b""
+    nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
+    if nbytes <= 192:
+        return host.digest_at(pointer, nbytes)
+    middle = pointer + nbytes // 2 - 32
+    return host.digest_at(pointer, 64) + host.digest_at(middle, 64) + host.digest_at(pointer + nbytes - 64, 64)
+
+
+class _Pending:
+    """Stands for a record id, and how it was known again, until its bytes have arrived."""
+
+    __slots__ = ("certain", "edge", "id")
 
     def __init__(self) -> None:
-        self.id = -1
+        self.id, self.edge, self.certain = -1, "", True
 
 
 def _resolved(call: Call) -> Call:
-    if not any(isinstance(r.record, _Pending) for r in call.refs):
-        return call
-    refs = tuple(Ref(r.slot, r.record.id if isinstance(r.record, _Pending) else r.record, r.edge) for r in call.refs)
-    return msgspec.structs.replace(call, refs=refs)
+    refs: list[Ref] = []
+    for ref in call.refs:
+        record: Any = ref.record
+        if isinstance(record, _Pending):
+            if ref.slot.startswith("mutated") and ((record.edge and not record.certain) or any(r.record == record.id for r in refs)):
+                continue  # looked at because no version tells: it is as it was
+            ref = Ref(ref.slot, record.id, ref.edge or record.edge)
+        refs.append(ref)
+    return msgspec.structs.replace(call, refs=tuple(refs))
 
 
 def _home(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
@@ -822,9 +993,53 @@ def _home(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
     return None, name
 
 
-def _listened_to() -> bool:
-    """Does the program run dispatch or function modes, which would see what we do with its tensors?"""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+def _is_traced() -> bool:
+    """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
+    mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+    return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+
+
+def _listens_itself() -> bool:
+    """Has the program put a dispatch mode of its own around this call?"""
+    at = torch._C._get_dispatch_stack_at
+    return any(not type(at(i)).__module__.startswith("whence.") for i in range(torch._C._len_torch_dispatch_stack()))
+
+
+def _words(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an exception that cannot be printed is still only the program's
+        text = ""
+    return f"{name}: {text}"[:300] if text else name
+
+
+def _address(tensor: Any) -> int:
+    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in their own ways)."""
+    try:
+        return tensor.data_ptr()  # type: ignore[no-any-return]
+    except (RuntimeError, ValueError, NotImplementedError):
+        return 0
+
+
+def _set_call(new: Any) -> None:
+    """Make `new` the way every module is called.
+
+    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this one, or it would compile
+    the program in another way (and, imported meanwhile, keep ours for ever).
+    """
+    old = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = new
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:
+            module.unpatched_nn_module_call = new  # type: ignore[attr-defined]
+
+
+def _forked(listener: weakref.ref[Listener]) -> None:
+    mine = listener()
+    if mine is not None and mine._wrapper is not None:
+        mine.abandon()
 
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
@@ -833,16 +1048,21 @@ _EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
 
 
 class _Quiet:
-    """Dispatch and function modes of the program are off inside."""
+    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is done inside."""
+
+    __slots__ = ("_function", "_modes")
 
     def __enter__(self) -> None:
         self._function = torch._C.DisableTorchFunction()
         self._function.__enter__()
-        self._modes = _disable_current_modes()
-        self._modes.__enter__()
+        self._modes = None
+        if torch._C._len_torch_dispatch_stack():
+            self._modes = _disable_current_modes()
+            self._modes.__enter__()
 
-    def __exit__(self, *exc: object) -> None:
-        self._modes.__exit__(*exc)
+    def __exit__(self, *exc: Any) -> None:
+        if self._modes is not None:
+            self._modes.__exit__(*exc)
         self._function.__exit__(*exc)
 
 

@@ -18,23 +18,23 @@ import torch
 from whence.arrays import torch as tensors
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Arrived = Callable[[Bytes, Any], None]
 
 
 class Ring:
     """Submit device tensors and things to do after them; both happen in order, on one thread.
 
-    limit_bytes: how much may wait. on_error: called once, from the thread, with the first exception; nothing runs after it.
+    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once, from the thread, with the
+    first exception; nothing runs after it. Safe to use from several threads, not from the ring's own.
     """
 
     def __init__(self, on_error: Callable[[Exception], None], limit_bytes: int = 1 << 30) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._room = threading.Condition()
-        self._waiting = 0
         self._limit = limit_bytes
         self._on_error = on_error
-        self._dead = False
-        self._done = 0
-        self._put = 0
+        self._waiting = self._put = self._done = 0
+        self._dead = self._closed = False
         self._thread = threading.Thread(target=self._work, name="whence-staging", daemon=True)
         self._thread.start()
 
@@ -43,51 +43,64 @@ class Ring:
         """Is anything not yet handed over?"""
         return self._done != self._put
 
-    def submit(self, tensor: Any, arrived: Callable[[Bytes], None]) -> None:
-        """Copy `tensor` to the host; `arrived` gets its canonical bytes later, on the ring's thread. Returns before that."""
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of tensors not yet handed over."""
+        return self._waiting
+
+    def submit(self, tensor: Any, arrived: Arrived) -> None:
+        """Copy `tensor` to the host; `arrived` gets its canonical bytes and the copy later, on the ring's thread. Returns before that.
+
+        tensor: strided, readable, on any device. Raises what torch raises when there is no memory for the copy.
+        """
         nbytes = tensor.nbytes
         with self._room:
             while self._waiting and self._waiting + nbytes > self._limit and not self._dead:
-                self._room.wait(1.0)
-            if self._dead:
+                self._room.wait()
+            if self._dead or self._closed:
                 return
             self._waiting += nbytes
-        with torch.no_grad():
-            clone = tensor.detach().clone(memory_format=torch.contiguous_format)
-            event = None
-            if clone.is_cpu:
-                host = clone
-            else:
-                pinned = torch.accelerator.is_available() and clone.device.type == torch.accelerator.current_accelerator().type
-                host = torch.empty(clone.shape, dtype=clone.dtype, pin_memory=pinned)
-                host.copy_(clone, non_blocking=pinned)
-                if pinned:
-                    event = torch.Event(device=clone.device)
-                    event.record()
+        try:
+            copied, event, clone = _to_host(tensor)
+        except BaseException:
+            with self._room:
+                self._waiting -= nbytes
+                self._room.notify_all()
+            raise
 
-        def take() -> None:
+        def take(_keep: Any = clone) -> None:  # the clone lives until its copy is done
             if event is not None:
                 event.synchronize()
-            arrived(tensors.canonical(host))
+            arrived(tensors.canonical(copied), copied)
 
-        # `clone` lives in the closure of the queue entry until its copy is done.
-        self._enqueue(take, nbytes, clone)
+        self._enqueue(take, nbytes)
 
     def then(self, action: Callable[[], None]) -> None:
         """Run `action` after everything submitted so far has arrived."""
-        self._enqueue(action, 0, None)
+        self._enqueue(action, 0)
 
-    def _enqueue(self, action: Callable[[], None], nbytes: int, keep: Any) -> None:
-        def run(_keep: Any = keep) -> None:
-            action()
-
-        self._put += 1
-        self._queue.put((run, nbytes))
+    def drain(self) -> None:
+        """Wait until everything submitted so far has been handed over, or the ring died."""
+        with self._room:
+            wanted = self._put
+            while self._done < wanted and not self._dead:
+                self._room.wait()
 
     def close(self) -> None:
-        """Wait until everything has been handed over, then end the thread."""
-        self._queue.put(None)
+        """Wait until everything has been handed over, then end the thread. Idempotent; what is submitted later is dropped."""
+        with self._room:
+            first, self._closed = not self._closed, True
+            if first:
+                self._queue.put(None)
         self._thread.join()
+
+    def _enqueue(self, action: Callable[[], None], nbytes: int) -> None:
+        with self._room:
+            if self._closed:
+                self._waiting -= nbytes
+                return
+            self._put += 1
+            self._queue.put((action, nbytes))
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -96,9 +109,29 @@ class Ring:
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001 - anything here ends the capture, never the program
-                    self._dead = True
+                    with self._room:
+                        self._dead = True
+                        self._room.notify_all()  # who waits for room must not wait for what will never be taken
                     self._on_error(error)
+            # The tensors of an entry go before its room is given to others.
+            del item, action
             with self._room:
                 self._waiting -= nbytes
                 self._done += 1
                 self._room.notify_all()
+
+
+def _to_host(tensor: Any) -> tuple[Any, Any, Any]:
+    """(host tensor, event to wait for before reading it or None, what must stay alive until then)."""
+    with torch.no_grad():
+        clone = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if clone.is_cpu:
+            return clone, None, None
+        pinned = torch.accelerator.is_available() and clone.device.type == torch.accelerator.current_accelerator().type
+        copied = torch.empty(clone.shape, dtype=clone.dtype, pin_memory=pinned)
+        copied.copy_(clone, non_blocking=pinned)
+        event = None
+        if pinned:
+            event = torch.Event(device=clone.device)
+            event.record()
+        return copied, event, clone
