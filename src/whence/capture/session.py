@@ -68,12 +68,14 @@ class Session:
     ) -> None:
         self.options, self.rank, self.max_bytes = options, rank, max_bytes
         self.selector = Selector(options)
-        self.takes_all = not (options.include or options.exclude or options.classes or options.ids or options.steps) and options.max_depth is None
+        some = options.include or options.exclude or options.classes or options.ids or options.steps
+        self.takes_all = not some and options.max_depth is None
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.lock = threading.RLock()
         self._orders = itertools.count()
-        self._open_sink, self._sink = open_sink, None
+        self._open_sink = open_sink
+        self._sink: Sink | None = None
         self._on_record = on_record or (load_on_record(options.on_record) if options.on_record else None)
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self._step_start = 0
@@ -139,8 +141,8 @@ class Session:
         self._step_start, self._parameters_before = used, self._parameter_bytes
         if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
             self.elements_on = False
-            self.note("budget", f"elements end here: {human_bytes(used)} used, the next step needs {human_bytes(self._step_bytes.get(root, 0))}, "
-                      f"--max-bytes is {human_bytes(self.max_bytes)}; statistics and hashes go on")  # fmt: skip
+            needed = f"{human_bytes(used)} used, the next step needs {human_bytes(self._step_bytes.get(root, 0))}"
+            self.note("budget", f"elements end here: {needed}, --max-bytes is {human_bytes(self.max_bytes)}; statistics and hashes go on")
 
     def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
         """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one.
@@ -217,9 +219,10 @@ class Session:
         address: int = 0,
         keep: bool | None = None,
     ) -> int:
-        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow. Returns its id, -1 after a failure.
+        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow.
 
-        data: all its canonical bytes, lying at `address` (0: not known). base, tail: only `tail`, what follows record base[0] along axis base[1], is written.
+        Returns its id, -1 after a failure. data: all its canonical bytes, lying at `address` (0: not known). base, tail: only
+        `tail`, what follows record base[0] along axis base[1], is written.
         value: the framework's tensor, for a user's on_record. keep: whether elements were wanted when the call of this tensor
         began, so that no call is kept by half; None asks now.
         """

@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_staging import Ring
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
+from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
 
 _SIMPLE = (bool, int, float, str)
@@ -71,6 +71,32 @@ class _Frame:
         "args", "depth", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
         "phase", "recorder", "refs", "root", "scope", "signature", "started", "state", "step", "tensors", "training", "wanted",
     )  # fmt: skip
+    args: dict[str, Any] | None
+    depth: int
+    keep: bool
+    kids: int
+    known: _Known
+    made: list[tuple[str, Any]]
+    micro: int
+    module: Any
+    note: str
+    number: str
+    objects: list[tuple[str, _Watched]]
+    occurrence: int
+    order: int
+    parent: _Frame | None
+    phase: str
+    recorder: Recorder | None
+    refs: list[Ref]
+    root: _Root
+    scope: str
+    signature: tuple[Any, ...] | None
+    started: float
+    state: dict[str, int]
+    step: int
+    tensors: list[tuple[str, Any, int | None, Any]]
+    training: bool
+    wanted: bool
 
 
 class _Known:
@@ -155,6 +181,8 @@ class _Watched:
     def _descend(self, value: Any, path: str, depth: int) -> None:
         if depth > _NESTING or len(self.sizes) > _BOXES:
             return
+        box: Any
+        items: list[tuple[Any, Any]]
         if isinstance(value, dict):
             box, items = value, list(value.items())
         elif isinstance(value, (list, tuple)):
@@ -168,9 +196,7 @@ class _Watched:
             return
         for key, item in items:
             where = f"{path}.{key}"
-            if isinstance(item, torch.Tensor):
-                self.places.append((box, key, where))
-            elif item is None and isinstance(box, dict):
+            if isinstance(item, torch.Tensor) or (item is None and isinstance(box, dict)):
                 self.places.append((box, key, where))
             elif not isinstance(item, (*_SIMPLE, type)):
                 self._descend(item, where, depth + 1)
@@ -305,7 +331,8 @@ class Listener:
         if self._ring is not None:
             self._ring.close()
         if self.programs_recorded:
-            self.session.note("programs", f"{self.programs_recorded} calls recorded in {self.programs_s:.3f} s with what they ran, once per signature")
+            spent = f"{self.programs_s:.3f} s with what they ran, once per signature"
+            self.session.note("programs", f"{self.programs_recorded} calls recorded in {spent}")
         for table in (self._live, self._known, self._roots, self._objects, self._signatures):
             table.clear()
 
@@ -408,7 +435,8 @@ class Listener:
             parent.kids += 1
             if parent.recorder is not None:
                 parent.recorder.abandon()
-            frame.state, frame.root, frame.step, frame.micro, frame.phase = parent.state, parent.root, parent.step, parent.micro, parent.phase
+            frame.state, frame.root, frame.phase = parent.state, parent.root, parent.phase
+            frame.step, frame.micro = parent.step, parent.micro
             frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             frame.depth = parent.depth + 1
         counts = frame.state
@@ -443,11 +471,7 @@ class Listener:
                 self._ring.drain()  # the budget of a step is decided on what was written
             self.session.begin_step(root.name)
         key = (scope, frame.step, frame.micro, frame.phase)
-        frame.state = root.occurrences.get(key) if frame.phase == "recompute" else None
-        if frame.state is None:
-            frame.state = {}
-            if frame.phase == "recompute":
-                root.occurrences[key] = frame.state
+        frame.state = root.occurrences.setdefault(key, {}) if frame.phase == "recompute" else {}
 
     def _optimizer_stepped(self) -> None:
         with self._lock:
@@ -498,7 +522,7 @@ class Listener:
         if not error:
             self._take_mutated(frame, leaf)
             self._take_outputs(frame, out)
-        if known.entries is None and not leaf or known.entries is None and not known.branches:
+        if known.entries is None and not (leaf and known.branches):
             self._take_params(frame)  # of a lazy module: the call made them
         if leaf and known.branches and not known.deep:
             # None of its children was called, so their parameters are its own, from now on.
@@ -646,8 +670,7 @@ class Listener:
             watched = self._objects.get(id(value))
             first = watched is None or watched.ref() is not value
             if first:
-                place, objects = id(value), self._objects
-                watched = objects[place] = _Watched(value, lambda ref: objects.pop(place) if place in objects and objects[place].ref is ref else None)
+                watched = self._watch(value)
             assert watched is not None
             if frame is None:
                 found.extend((slot + path, tensor) for path, tensor in watched.items())
@@ -660,6 +683,16 @@ class Listener:
             if frame.parent is None and not first:
                 watched.walk(value)
             found.extend((slot + path, tensor) for path, tensor in fresh)
+
+    def _watch(self, value: Any) -> _Watched:
+        place, objects = id(value), self._objects
+
+        def gone(ref: Any) -> None:
+            if place in objects and objects[place].ref is ref:
+                del objects[place]
+
+        objects[place] = watched = _Watched(value, gone)
+        return watched
 
     def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
         refs = frame.refs
@@ -733,7 +766,7 @@ class Listener:
                 # `p.data.add_()` and numpy leave the version as it is: a training step changes all, elsewhere a sample shows it.
                 same = not (frame.training and torch.is_grad_enabled()) and item.probe == _probe(tensor)
             item.looked = calls
-            if not same:
+            if not same or seen is None:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
                 seen = Ref(item.slot, number, edge)
                 item.seen = seen if edge else Ref(item.slot, number, "identity")
@@ -778,9 +811,10 @@ class Listener:
                 why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
                 return self._unreadable(tensor, why)
             tensor = inner[0][1]
-        elif not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            if not tensors.readable(tensor):
-                return self._unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
+        elif (
+            not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        ) and not tensors.readable(tensor):
+            return self._unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
         dtype = tensors.NAMES.get(tensor.dtype)
         if dtype is None:
             return self._unreadable(tensor, f"dtype {tensor.dtype} has no host form")
@@ -830,7 +864,8 @@ class Listener:
         dtype = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch.")
         shape = () if tensor.is_nested else tuple(tensor.shape)
         kind = type(tensor).__name__
-        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass="" if kind in ("Tensor", "Parameter") else kind)
+        subclass = "" if kind in ("Tensor", "Parameter") else kind
+        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass=subclass)
         return number, "", (dtype, shape, ())
 
     def _increment(
