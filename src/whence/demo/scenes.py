@@ -120,7 +120,7 @@ def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place:
         made = player.generate(rounded)
     del rounded
     result, output = compare("bfloat16")
-    told = "the same text" if made == reference else "the text differs by a near tie"
+    told = "the same text" if made == reference else "the text differs; the answer says why"
     yield Scene(
         ("1. A clean pair: the same weights in bfloat16 against float32. There is no fault to find.", f"  {player.words(made)}  ({told})"),
         result, output=output, expected=result.status == "same",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import os
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,16 @@ def folder() -> Path:
 
 
 def load(dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """(model, tokenizer). Never asks a network."""
+    """(model, tokenizer), read from the package: no network is asked."""
     place = folder()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=_FILE, dtype=dtype).eval()
-    return model, AutoTokenizer.from_pretrained(place, gguf_file=_FILE)
+    # Progress is for a terminal; elsewhere it would be hundreds of lines.
+    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(place, gguf_file=_FILE, dtype=dtype).eval()
+        return model, AutoTokenizer.from_pretrained(place, gguf_file=_FILE)
 
 
 def generate(model: Any, tokenizer: Any, new: int) -> list[int]:

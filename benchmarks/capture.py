@@ -1,0 +1,206 @@
+"""What capture costs a running model, as ratios of process CPU time (writer threads included) to the bare forward.
+
+    python benchmarks/capture.py [--json FILE] [--rounds 7] [--quick]
+
+A 70 M-parameter transformer, torch on one thread, prefill (1 x 128 tokens) and decode (1 x 1), float32 and bfloat16. Variants run
+in turn within a round, each beside a bare forward of its own round; figures are medians over the rounds.
+
+`whence` is what a user gets: inputs, outputs, parameters, containers, statistics, hashes, journal and elements. "steady" are the
+forwards after the first; "whole run" is opening, first step with all parameters, the forwards and closing, against as many bare
+forwards. Program recording happens once per signature, in the first step, and has a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _rounds import machine
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import whence
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, heads), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary: int = 8192, width: int = 768, layers: int = 8, heads: int = 12) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Hooks:
+    """A forward hook on every module."""
+
+    def __init__(self, model: nn.Module, hook: Callable[..., None]) -> None:
+        self.handles = [module.register_forward_hook(hook) for module in model.modules()]
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def saving(folder: Path) -> Callable[..., None]:
+    """What many scripts do: torch.save of every output into a file of its own."""
+    folder.mkdir()
+    count = 0
+
+    def hook(_module: nn.Module, _given: Any, made: Tensor) -> None:
+        nonlocal count
+        torch.save(made.detach().clone(), folder / f"{count}.pt")
+        count += 1
+
+    return hook
+
+
+def measure(model: nn.Module, tokens: Tensor, forwards: int, open_variant: Callable[[], Any] | None) -> dict[str, float]:
+    """CPU seconds: bare (forwards just before), open, first step, steady (forwards after it), close."""
+
+    def run(n: int) -> float:
+        start = time.process_time()
+        for _ in range(n):
+            model(tokens)
+        return time.process_time() - start
+
+    bare = run(forwards)
+    if open_variant is None:
+        return {"bare": bare, "open": 0.0, "first": bare / forwards, "steady": run(forwards), "close": 0.0}
+    start = time.process_time()
+    variant = open_variant()
+    variant.__enter__()
+    opened = time.process_time() - start
+    first = run(1)
+    steady = run(forwards)
+    start = time.process_time()
+    variant.__exit__(None, None, None)
+    return {"bare": bare, "open": opened, "first": first, "steady": steady, "close": time.process_time() - start}
+
+
+def case(dtype: torch.dtype, shape: tuple[int, int], forwards: int, rounds: int, work: Path) -> dict[str, Any]:
+    """All variants on one dtype and shape."""
+    torch.manual_seed(0)
+    model = Model().eval().to(dtype)
+    tokens = torch.randint(0, 8192, shape)
+    names = iter(range(10**6))
+
+    def whence_capture(**options: Any) -> Callable[[], Any]:
+        return lambda: whence.capture(model, work / f"run{next(names)}", **options)
+
+    variants: dict[str, Callable[[], Any] | None] = {
+        "bare again": None,
+        "empty hooks": lambda: Hooks(model, lambda *_: None),
+        "whence": whence_capture(),
+        "whence --no-programs": whence_capture(programs=False),
+        "whence --keep stats": whence_capture(keep="stats", programs=False),
+        "torch.save per output": lambda: Hooks(model, saving(work / f"saved{next(names)}")),
+    }
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+    with torch.inference_mode():
+        with contextlib.redirect_stderr(io.StringIO()):
+            measure(model, tokens, 2, variants["whence"])  # kernels, caches, lazy imports
+        for n in range(rounds):
+            for name in list(variants)[:: 1 if n % 2 == 0 else -1]:
+                with contextlib.redirect_stderr(io.StringIO()):
+                    taken[name].append(measure(model, tokens, forwards, variants[name]))
+                for left in work.iterdir():
+                    shutil.rmtree(left)
+
+    def median(name: str, figure: Callable[[dict[str, float]], float]) -> float:
+        return statistics.median(figure(t) for t in taken[name])
+
+    result: dict[str, Any] = {
+        "dtype": str(dtype).removeprefix("torch."), "tokens": "x".join(map(str, shape)), "forwards": forwards,
+        "parameters": sum(p.numel() for p in model.parameters()), "modules": sum(1 for _ in model.modules()),
+        "bare_ms": 1e3 * median("bare again", lambda t: t["bare"]) / forwards, "variants": {},
+    }  # fmt: skip
+    for name in variants:
+        result["variants"][name] = {
+            "steady_x": median(name, lambda t: t["steady"] / t["bare"]),
+            "whole_run_x": median(
+                name, lambda t: (t["open"] + t["first"] + t["steady"] + t["close"]) / (t["bare"] * (forwards + 1) / forwards)
+            ),
+            "open_ms": 1e3 * median(name, lambda t: t["open"]),
+            "first_ms": 1e3 * median(name, lambda t: t["first"]),
+            "close_ms": 1e3 * median(name, lambda t: t["close"]),
+        }
+    with_programs, without = (result["variants"][n]["first_ms"] for n in ("whence", "whence --no-programs"))
+    result["program_recording_ms"] = with_programs - without
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="float32 only, three rounds")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds = 3 if given.quick else given.rounds
+    results = []
+    with tempfile.TemporaryDirectory(prefix="whence-bench-") as folder:
+        for dtype in (torch.float32,) if given.quick else (torch.float32, torch.bfloat16):
+            for shape, forwards in (((1, 128), 6), ((1, 1), 30)):
+                result = case(dtype, shape, forwards, rounds, Path(folder))
+                results.append(result)
+                print(
+                    f"\n{result['dtype']} {result['tokens']}: {result['parameters'] / 1e6:.0f} M parameters, {result['modules']} modules, "
+                    f"bare forward {result['bare_ms']:.1f} ms CPU, {forwards} forwards a run, {rounds} rounds"
+                )
+                print(f"{'':<24}{'steady':>9}{'whole run':>11}{'open ms':>9}{'first ms':>10}{'close ms':>10}")
+                for name, v in result["variants"].items():
+                    print(
+                        f"{name:<24}{v['steady_x']:>8.3f}x{v['whole_run_x']:>10.3f}x{v['open_ms']:>9.1f}{v['first_ms']:>10.1f}{v['close_ms']:>10.1f}"
+                    )
+                print(f"{'program recording, once':<24}{result['program_recording_ms']:>38.1f} ms", flush=True)
+    if given.json:
+        Path(given.json).write_text(
+            json.dumps({"machine": machine(), "torch": torch.__version__, "python": sys.version.split()[0], "results": results}, indent=2)
+        )
+
+
+if __name__ == "__main__":
+    main()
