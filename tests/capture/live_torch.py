@@ -19,7 +19,8 @@ torch.set_num_threads(1)
 def bits(value):
     """Everything visible of a value: nesting, classes, and of tensors dtype, shape, strides, grad and every bit."""
     if isinstance(value, torch.Tensor):
-        facts = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad, str(value.device), value.grad_fn is not None)
+        facts = (type(value).__name__, str(value.dtype), tuple(value.shape), str(value.device))
+        facts += (value.requires_grad, value.grad_fn is not None)
         if value.layout is torch.strided and value.device.type == "cpu" and type(value) in (torch.Tensor, torch.nn.Parameter):
             facts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg(), value._is_view())
             if value.dtype in tensors.NAMES:

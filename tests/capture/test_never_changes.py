@@ -387,7 +387,9 @@ def test_whatever_is_given(name, tmp_path):
         assert record.stride == (() if given.is_contiguous() else given.stride())
 
 
-@pytest.mark.parametrize("options", [{"keep": "stats"}, {"keep": "none"}, {"programs": False}, {"slots": "input"}, {"include": "fc1"}, {"max_bytes": 0}])
+@pytest.mark.parametrize(
+    "options", [{"keep": "stats"}, {"keep": "none"}, {"programs": False}, {"slots": "input"}, {"include": "fc1"}, {"max_bytes": 0}]
+)
 def test_with_options(options, tmp_path):
     unchanged(Net, train, tmp_path / "run", **options)
 
@@ -511,7 +513,7 @@ def test_a_default_device_is_a_mode(tmp_path):
 class Watched(torch.Tensor):
     """Counts what is done to it at the function level."""
 
-    seen: list = []
+    seen = None
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -637,7 +639,9 @@ class Root(nn.Module):
         return self.after(x)
 
 
-@pytest.mark.parametrize("error", [ValueError("no such token"), KeyboardInterrupt(), Unprintable(), SystemExit(3), StopIteration(4), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no such token"), KeyboardInterrupt(), Unprintable(), SystemExit(3), StopIteration(4), GeneratorExit()]
+)
 def test_what_a_forward_raises_is_raised(error, tmp_path):
     model = Root(Fails(error))
     before = process()

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
+from whence.capture.torch_compiled import anything_compiled, may_run_compiled
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
@@ -102,7 +103,7 @@ class _Frame:
 class _Known:
     """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
 
-    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
+    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source", "suspect")
 
     def __init__(self, module: Any, scope: str, root: _Root, serial: int, gone: Callable[[int, int], None]) -> None:
         # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
@@ -121,6 +122,7 @@ class _Known:
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[_Held] | None = None
         self.held: tuple[int, int, int] = (-1, -1, -1)
+        self.suspect: str | None = None
 
 
 class _Held:
@@ -932,12 +934,18 @@ class Listener:
             return False
         if frame.known.branches and not frame.known.deep:
             return False
-        if not _compiled_code_around():
+        if not anything_compiled():
             return True
         hidden = compiled_inside(module)
         if hidden:
             frame.note = f"compiled ({hidden}): inside not seen"
-        return not hidden
+            return False
+        known = frame.known
+        if known.suspect is None:
+            known.suspect = may_run_compiled(module)
+        if known.suspect:
+            frame.note = f"operators not recorded: {known.suspect} may be compiled"
+        return not known.suspect
 
     def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
         """(program id, why there is none) of a call that ends now."""
@@ -1023,7 +1031,7 @@ def _resolved(call: Call) -> Call:
 def _home(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
     """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one that hangs deeper."""
     for table in (module._parameters, module._buffers, vars(module)):
-        if isinstance(table.get(name), torch.Tensor):
+        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):  # a scripted module's is no dict
             return table, name
     return None, name
 
@@ -1100,8 +1108,3 @@ class _Quiet:
             self._modes.__exit__(*exc)
         self._function.__exit__(*exc)
 
-
-def _compiled_code_around() -> bool:
-    """Has anything been compiled in this process? A dispatch mode around compiled code would silently make it eager."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and bool(getattr(frames, "cached_backends", None))
