@@ -720,9 +720,14 @@ class Listener:
                     frame.made.append((where, tensor))
         for item in frame.known.entries or ():
             tensor = item.tensor()
-            if item.seen is not None and tensor is not None and not tensor.is_inference() and tensor._version != item.version:
+            if item.seen is None or tensor is None or tensor.is_inference():
+                continue
+            # Batch norm writes its running statistics without a new version.
+            if tensor._version != item.version or (frame.training and leaf and tensor is frame.module._buffers.get(item.slot[6:])):
                 where = "mutated" + item.slot[5:]
                 number, edge, _ = self._sight(tensor, where, frame)
+                if number == item.seen.record:
+                    continue
                 item.version, item.probe, item.seen = tensor._version, _probe(tensor), Ref(item.slot, number, "identity")
                 refs.append(Ref(where, number, edge))
                 frame.made.append((where, tensor))
