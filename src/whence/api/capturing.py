@@ -6,6 +6,7 @@ import atexit
 import multiprocessing.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,26 +31,35 @@ def capture(
 
     options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots, steps, keep, max_bytes, no_inputs,
     programs, force ... A misspelt one fails at once. on_record: a function (op type, name, tensor) -> numbers for columns.
+    seed, deterministic: set in this process when the block is entered, and left so. A child that the block forks is not captured.
     The captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
     a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
     """
     from whence import store
+    from whence.capture import launch
     from whence.capture.options import make
-    from whence.capture.torch_modules import Listener
     from whence.errors import CaptureError
 
     chosen = make(**options)
     if not hasattr(model, "named_modules"):
-        raise CaptureError(f"capture needs a torch.nn.Module, found {type(model).__name__}; another framework is captured by `whence run`")
+        raise CaptureError(
+            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module; a whole program is captured by `whence run`"
+        )
+    from whence.capture.torch_modules import Listener
+
     folder = os.fspath(path)
+    session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
     store.create(folder, _info(chosen), force=chosen.force)
-    session = _session(folder, chosen, on_record)
-    listener = Listener(session, model, find_external=_externals(model, chosen))
-    listener.install()
+    launch.apply_determinism(chosen)
+    listener = None
     try:
+        if chosen.ranks is None or session.rank in chosen.ranks:
+            listener = Listener(session, model, find_external=_externals(model, chosen))
+            listener.install()
         yield session
     finally:
-        listener.remove()
+        if listener is not None:
+            listener.remove()
         session.close()
 
 
@@ -77,11 +87,13 @@ def attach(options: CaptureOptions, run_path: str) -> None:
         nonlocal current
         current.abandon()
         current = start()
-        # multiprocessing ends its children without atexit; its own finalizers do run.
-        multiprocessing.util.Finalize(None, finish, exitpriority=10)
 
     atexit.register(finish)
-    os.register_at_fork(after_in_child=renew)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+    # multiprocessing ends its children without atexit. Its own finalizers do run there, but only those made after it cleared
+    # them in the child; that is the moment this hook is called. It holds the first argument weakly, so a module it is.
+    multiprocessing.util.register_after_fork(sys.modules[__name__], lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10))
 
 
 def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None) -> Session:
@@ -112,8 +124,6 @@ def _rank() -> int:
 
 def _info(options: CaptureOptions) -> RunInfo:
     """What is known of this process, for a run that was started in code."""
-    import sys
-
     from whence.capture import interpreter, launch
 
     return launch.describe(tuple(sys.argv), options, interpreter.versions_here())

@@ -274,7 +274,7 @@ class Listener:
     def __init__(self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False) -> None:
         self.session = session
         self.model = model
-        self.active = False
+        self.active = self._removed = False
         self._find_external = find_external
         self._staged = staged
         self._ring: Ring | None = None
@@ -324,8 +324,13 @@ class Listener:
         self.active = True
 
     def remove(self) -> None:
-        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing until they let go."""
-        self.active = False
+        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing until they let go.
+
+        Idempotent.
+        """
+        if self._removed:
+            return
+        self.active, self._removed = False, True
         self._unwrap()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()

@@ -1,0 +1,236 @@
+"""What is kept and when, how failures end, and what a human is told; with a sink made by hand and no framework."""
+
+import threading
+
+import numpy as np
+import pytest
+import xxhash
+
+from whence.capture import options
+from whence.capture.session import Session, human_bytes, load_on_record
+from whence.errors import StoreFailed, UsageError
+from whence.records import Call
+
+
+class Kept:
+    """A sink that counts bytes, and fails where it is told to."""
+
+    def __init__(self, fails=()):
+        self.lines, self.nbytes, self.closed, self.fails, self.known = [], 0, 0, set(fails), set()
+
+    def _may(self, what):
+        if what in self.fails or "all" in self.fails:
+            raise StoreFailed(f"no room for a {what}")
+
+    def record(self, dtype, shape, data, digest, statistics, sketch, **more):
+        self._may("record")
+        if data is not None and digest not in self.known:
+            self.known.add(digest)
+            self.nbytes += data.size
+        self.lines.append(("record", data is not None, more))
+        return sum(line[0] == "record" for line in self.lines) - 1
+
+    def call(self, call):
+        self._may("call")
+        self.lines.append(("call", call))
+
+    def note(self, note):
+        self._may("note")
+        self.lines.append(("note", note))
+
+    def step(self, step):
+        self._may("step")
+        self.lines.append(("step", step))
+
+    def program(self, program):
+        self._may("program")
+
+    def close(self):
+        self.closed += 1
+        self._may("close")
+
+
+def session(sink, *, max_bytes=10**9, on_record=None, **given):
+    said = []
+    made = Session(lambda rank: sink, options.make(**given), max_bytes=max_bytes, on_record=on_record, say=said.append)
+    made.said = said
+    return made
+
+
+def give(made, slot="output.0", nbytes=1000, content=None, scope="fc"):
+    data = np.full(nbytes, 0 if content is None else content, np.uint8)
+    give.serial += content is None
+    if content is None:
+        data[:4] = np.frombuffer(give.serial.to_bytes(4, "little"), np.uint8)
+    return made.record("uint8", (nbytes,), data, xxhash.xxh3_128_digest(data.tobytes()), scope=scope, slot=slot, op_type="Linear")
+
+
+give.serial = 0
+
+
+def test_parameters_are_counted_apart_in_the_announcement():
+    made = session(Kept(), max_bytes=1_000_000)
+    for step in range(3):
+        made.begin_step("Net")
+        if step == 0:
+            give(made, "param.weight", 500_000)
+        give(made, nbytes=1000)
+        give(made, nbytes=1500)
+        made.end_step("Net", step)
+    assert made.said == ["whence: Net: parameters 500 kB once, 2.5 kB/step, 200 steps fit"]
+
+
+def test_a_thousand_steps_are_grouped_and_one_is_one():
+    made = session(Kept(), max_bytes=2_600_000)
+    made.begin_step("Net")
+    give(made)
+    made.end_step("Net", 0)
+    assert made.said == ["whence: Net: 1 kB/step, 2 600 steps fit"]
+    made = session(Kept(), max_bytes=1500)
+    made.begin_step("Net")
+    give(made)
+    made.end_step("Net", 0)
+    assert made.said == ["whence: Net: 1 kB/step, 1 step fits"]
+
+
+def test_the_steps_announced_are_the_steps_kept():
+    for parameters, size, budget in ((0, 1000, 10_500), (5000, 700, 9000), (100, 100, 1000)):
+        sink = Kept()
+        made = session(sink, max_bytes=budget)
+        for step in range(30):
+            made.begin_step("Net")
+            if step == 0 and parameters:
+                give(made, "param.weight", parameters)
+            give(made, nbytes=size)
+            made.end_step("Net", step)
+        kept = sum(line[1].kept for line in sink.lines if line[0] == "step")
+        assert f"{kept} steps fit" in made.said[0]
+        assert sink.nbytes <= budget
+
+
+def test_no_step_fits():
+    made = session(Kept(), max_bytes=1500)
+    made.begin_step("Net")
+    for _ in range(4):
+        made.over_budget("fc", 0)
+        give(made)
+    made.end_step("Net", 0)
+    assert made.said == ["whence: Net: no whole step fits --max-bytes 1.5 kB; statistics and hashes go on"]
+    assert not made.elements_on
+
+
+def test_bytes_on_their_way_count():
+    made = session(Kept(), max_bytes=1500)
+    give(made)
+    made.over_budget("fc", 0, waiting=400)
+    assert made.elements_on
+    made.over_budget("fc", 0, waiting=600)
+    assert not made.elements_on
+
+
+def test_a_call_that_began_in_time_is_kept_whole():
+    sink = Kept()
+    made = session(sink)
+    made.elements_on = False
+    data = np.zeros(4, np.uint8)
+    made.record("uint8", (4,), data, b"1" * 16, scope="", slot="output.0", op_type="", keep=True)
+    made.record("uint8", (4,), data, b"2" * 16, scope="", slot="output.0", op_type="", keep=False)
+    assert [line[1] for line in sink.lines if line[0] == "record"] == [True, False]
+
+
+@pytest.mark.parametrize("what", ["record", "call", "note", "step", "program", "all"])
+def test_the_first_failure_ends_the_capture_and_is_told_once(what):
+    sink = Kept(fails=[what])
+    made = session(sink)
+    made.begin_step("Net")
+    give(made)
+    made.call(Call(id=0, scope="", root="Net", step=0, order=0))
+    made.note("settings", "x")
+    made.end_step("Net", 0)
+    made.program(None)
+    made.close()
+    assert not made.active
+    stopped = [line for line in made.said if "capture stopped" in line]
+    assert len(stopped) == 1
+    assert "the program goes on: no room for a" in stopped[0]
+    assert sink.closed == 1
+
+
+def test_a_closed_stderr_is_no_failure():
+    def broken(_):
+        raise ValueError("I/O operation on closed file")
+
+    made = Session(lambda rank: Kept(), options.make(print_pattern="*"), max_bytes=10, say=broken)
+    made.begin_step("Net")
+    assert give(made) == 0
+    made.end_step("Net", 0)
+    made.fail("x")
+
+
+def test_numbers_are_given_once_across_threads():
+    made, got = session(Kept()), []
+
+    def take():
+        got.extend(made.next_order() for _ in range(5000))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(got) == list(range(20_000))
+
+
+def test_unmatched_patterns_are_noted_at_the_end():
+    sink = Kept()
+    made = session(sink, include=["fc", "nothing"])
+    made.selector.wants("fc", "Linear", 1, "1", 0)
+    give(made)
+    made.close()
+    notes = [line[1] for line in sink.lines if line[0] == "note"]
+    assert [(n.kind, "'nothing'" in n.text) for n in notes] == [("selection", True)]
+
+
+@pytest.mark.parametrize(
+    ("result", "columns"),
+    [
+        (3, {"value": 3.0}),
+        ([1, 2.5], {"value0": 1.0, "value1": 2.5}),
+        ({"a": True}, {"a": 1.0}),
+        (None, None),
+        ("text", None),
+        ({"a": object()}, None),
+    ],
+)
+def test_what_on_record_may_return(result, columns):
+    sink = Kept()
+    made = session(sink, on_record=lambda *_: result)
+    give(made)
+    (record,) = [line for line in sink.lines if line[0] == "record"]
+    assert record[2]["columns"] == columns
+    assert len([line for line in sink.lines if line[0] == "note"]) == (columns is None and result is not None)
+
+
+def test_on_record_is_not_noted_for_ever():
+    sink = Kept()
+    made = session(sink, on_record=lambda *_: 1 / 0)
+    for _ in range(100):
+        give(made)
+    assert sum(line[0] == "note" for line in sink.lines) == 20
+    assert sum(line[0] == "record" for line in sink.lines) == 100
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [("nowhere_at_all:f", "cannot import 'nowhere_at_all'"), ("json:nothing", "has no function 'nothing'"), ("json", "module:function")],
+)
+def test_an_on_record_that_cannot_be_found(spec, words):
+    with pytest.raises(UsageError, match=words):
+        load_on_record(spec)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (312_000_000, "312 MB"), (1.44e9, "1.44 GB")]
+)
+def test_human_bytes(nbytes, text):
+    assert human_bytes(nbytes) == text
