@@ -212,6 +212,7 @@ class _Comparing:
     def _judge(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         self.first: dict[int, int] = {}
+        self.locals: list[tuple[int, judge.Local]] = []
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
         self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
@@ -222,6 +223,7 @@ class _Comparing:
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._leaf(index, self.plan.pairs[index])
+        self._second_look(verdicts)
         for region, index in paired:
             pair = self.plan.pairs[index]
             if region.stretch < 0:
@@ -233,6 +235,23 @@ class _Comparing:
                 if verdict is not None:
                     verdicts[region.call, region.stretch] = verdict
         return verdicts
+
+    def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
+        """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
+        if any(v.verdict in locate.GUILTY for v in verdicts.values()):
+            return
+
+        def group(call: int) -> tuple[str, str]:
+            return align.starred(self.calls[call].scope), self.calls[call].op_type
+
+        pooled = judge.pool((group(call), local) for call, local in self.locals)
+        for (call, stretch), verdict in verdicts.items():
+            found = pooled.get(group(call))
+            if found is not None and verdict.evidence == "replay":
+                verdicts[call, stretch] = _but_verdict(
+                    verdict, verdict="introduced", confidence="likely", score=found.z / judge.LIMITS.pooled,
+                    sentence=f"introduced here: {found.sentence}",
+                )  # fmt: skip
 
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
@@ -248,6 +267,7 @@ class _Comparing:
         local, why = self.replayer.figures(call, other, slots, self._given_parameters(call, slots))
         if local is None:
             return judge.judge_leaf(_but(evidence, no_replay=why))
+        self.locals += [(call.id, figures) for _, figures in local]
         evidence = _but(evidence, local=local)
         verdict = judge.judge_leaf(evidence)
         if verdict.verdict == "introduced":
@@ -543,16 +563,16 @@ def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[in
     return first
 
 
-def _but(evidence: judge.LeafEvidence, **changes: Any) -> judge.LeafEvidence:
-    return dataclasses.replace(evidence, **changes)
+def _but(old: judge.LeafEvidence, /, **changes: Any) -> judge.LeafEvidence:
+    return dataclasses.replace(old, **changes)
 
 
-def _but_verdict(verdict: Verdict, **changes: Any) -> Verdict:
-    return msgspec.structs.replace(verdict, **changes)
+def _but_verdict(old: Verdict, /, **changes: Any) -> Verdict:
+    return msgspec.structs.replace(old, **changes)
 
 
-def _but_finding(finding: Finding, **changes: Any) -> Finding:
-    return msgspec.structs.replace(finding, **changes)
+def _but_finding(old: Finding, /, **changes: Any) -> Finding:
+    return msgspec.structs.replace(old, **changes)
 
 
 def _annotate(verdict: Verdict, note: str) -> Verdict:

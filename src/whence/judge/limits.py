@@ -16,7 +16,9 @@ class Limits:
     rho, z: error of the target against a wide replay on its own inputs, in units of the replay's own rounding: whole tensor
     (2-norm) and worst element. fp32 and wider, and 16 bits and narrower, have limits of their own.
     growth: error growth across a region from two dumps; amplified: growth that is worth a remark.
-    slope: z of a coherent scale error; effect: relative size below which coherence is bias of transcendental kernels.
+    slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
+    and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
+    of them is the bias transcendental kernels have against each other. pooled: z of the scale over all siblings together.
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 
@@ -27,7 +29,12 @@ class Limits:
     growth: float = 5.0
     amplified: float = 2.0
     slope: float = 4.5
+    row: float = 2.3
+    channel: float = 3.0
+    shift: float = 5.0
+    value: float = 6.0
     effect: float = 3e-6
+    pooled: float = 4.5
     precision_rho: float = 8.0
     certain: float = 4.0
     suspect: float = 0.7

@@ -5,8 +5,9 @@ Source of the figures: VERDICT.md level 2. All arrays are widened to float64; ro
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,12 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
+from whence.judge.structure import Structure, structure, weaker
 
 F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
 _TINY = 1e-300
+_CHANGED_FOR_SLOPE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +28,41 @@ class Local:
     """Figures of one output. score > 1 is beyond this operator's own rounding.
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
-    z_index: where. slope: coherent relative scale error of y against the working-dtype replay, slope_z its significance.
+    z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
     error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. mismatch: elements that are non-finite on one side only.
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
     score: float
-    rho: float
-    z: float
-    z_index: tuple[int, ...] | None
-    slope: float
-    slope_z: float
-    error_rel: float
-    floor_rel: float
+    rho: float = 0.0
+    z: float = 0.0
+    z_index: tuple[int, ...] | None = None
+    structure: Structure = Structure()  # noqa: RUF009 - frozen
+    error_rel: float = 0.0
+    floor_rel: float = 0.0
     inherited_rel: float | None = None
     mismatch: int = 0
     integer_mismatch: int = 0
     u: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)
+
+    def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
+        """Every statistic over its limit, by name; the score is the largest."""
+        s, gate = self.structure, limits.effect
+        rho, z = limits.for_dtype(self.u)
+        return {
+            "rho": self.rho / rho,
+            "z": self.z / z,
+            "slope": s.slope_z / limits.slope if abs(s.slope) >= gate and s.changed > _CHANGED_FOR_SLOPE else 0.0,
+            "row": s.row / limits.row if s.row_effect >= gate else 0.0,
+            "channel": s.channel / limits.channel if s.channel_effect >= gate else 0.0,
+            "shift": s.shift / limits.shift if s.shift_effect >= gate else 0.0,
+            "value": s.value / limits.value if s.value_effect >= gate else 0.0,
+        }
 
     @property
     def structured(self) -> bool:
-        """Is there more to the error than size: one element far out, or one scale on everything?"""
-        return self.z > LIMITS.for_dtype(self.u)[1] or self.slope_z > LIMITS.slope
+        """Is there more to the error than size: one element far out, or a pattern?"""
+        return any(value > 1 for name, value in self.parts().items() if name != "rho")
 
 
 def measure(
@@ -71,7 +86,7 @@ def measure(
         exact = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
         wrong = int(np.count_nonzero(exact))
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
-        return Local(math.inf if wrong else 0.0, 0.0, 0.0, index, 0.0, 0.0, 0.0, 0.0, integer_mismatch=wrong)
+        return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
     y, r = _flat(output), _flat(wide)
     w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
@@ -82,7 +97,7 @@ def measure(
         if g is not None:
             g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
     if y.size == 0:
-        return Local(0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, u=u)
+        return Local(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, _norm(r)
@@ -91,22 +106,33 @@ def measure(
     floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
     z, at = _worst(e, f, r, u, size, last)
-    slope, slope_z = _slope(y - w, w, last, limits)
-    limit_rho, limit_z = limits.for_dtype(u)
-    score = max(rho / limit_rho, z / limit_z)
     inherited = None
     if g is not None:
         base = _norm(g)
         inherited = _norm(r - g) / base if base > 0 else (0.0 if size == 0 else math.inf)
     if mismatch:
-        score = math.inf
         bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
     index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
-    return Local(
-        score, rho, z, index, slope, slope_z, error / size if size else (0.0 if error == 0 else math.inf),
+    local = Local(
+        0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
         floor / size if size else 0.0, inherited, mismatch, u=u,
     )  # fmt: skip
+    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
+
+
+def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
+    """The structure of y against the working replay; at 16 bits, the weaker of that and against the wide replay rounded once.
+
+    Code may round inside (then the working replay does what a correct target does) or compute wide and round once: which of
+    the two cannot be seen from one recording, and the wrong one has a structure of its own (every row of a norm its scale).
+    """
+    found = structure(y - w, r, last)
+    if (kind.unit_roundoff or 0.0) <= 1e-5 or kind.kind == "complex":
+        return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        once = r.astype(kind.numpy).astype(np.float64)
+    return weaker(found, structure(y - np.where(np.isfinite(once), once, w), r, last))
 
 
 def _norm(x: F64) -> float:
@@ -162,23 +188,3 @@ def _worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[fl
     ratio = np.abs(e) / scale
     at = int(ratio.argmax())
     return float(ratio[at]), at
-
-
-def _slope(d: F64, w: F64, last: int, limits: Limits) -> tuple[float, float]:
-    """Coherent scale of the difference to the working replay: (relative slope, its z clustered by row and by column, the lower)."""
-    size = _norm(w) ** 2
-    if d.size < 256 or size == 0.0 or np.count_nonzero(d) <= 30 or last < 2:
-        return 0.0, 0.0
-    product = (d * w).reshape(-1, last)
-    total = float(product.sum())
-    slope = total / size
-    zs = []
-    for axis in (0, 1):
-        sums = product.sum(axis)
-        if sums.size < 2:
-            continue
-        spread = _norm(sums)
-        zs.append(abs(total) / spread if spread > 0 else 0.0)
-    if not zs or abs(slope) < limits.effect:
-        return slope, 0.0
-    return slope, min(zs)

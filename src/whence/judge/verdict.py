@@ -61,7 +61,7 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
     assert evidence.local
     slot, worst = max(evidence.local, key=lambda item: item[1].score)
     numbers |= {
-        "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.slope, "slope_z": _finite(worst.slope_z),
+        "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.structure.slope, "slope_z": _finite(worst.structure.slope_z),
         "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
     }  # fmt: skip
     said = words.of_local(worst)

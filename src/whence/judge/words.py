@@ -16,11 +16,20 @@ def of_local(local: Local) -> str:
     if local.mismatch:
         return f"{local.mismatch} elements are NaN, Inf or finite where the reference's operators on the same inputs say otherwise"
     parts = [f"{local.rho:.3g} times this operator's own rounding"]
-    limit_z = LIMITS.for_dtype(local.u)[1]
-    if local.z > limit_z and local.z_index is not None:
+    if local.z > LIMITS.for_dtype(local.u)[1] and local.z_index is not None:
         parts.append(f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding")
-    if local.slope_z > LIMITS.slope:
-        parts.append(f"coherent {100 * local.slope:+.2g} % scale")
+    over = {name for name, value in local.parts().items() if value > 1}
+    s = local.structure
+    if over & {"slope", "row", "channel"} and abs(s.slope) >= 0.8 * max(s.row_effect, s.channel_effect):
+        parts.append(f"coherent {100 * s.slope:+.2g} % scale")
+    elif "row" in over:
+        parts.append(f"every row has a scale of its own, {100 * s.row_effect:.2g} % off")
+    elif "channel" in over:
+        parts.append(f"channels have scales of their own, {100 * s.channel_effect:.2g} % off")
+    if "shift" in over:
+        parts.append(f"channel {s.shift_at} shifted")
+    if "value" in over and not over & {"slope", "row", "channel"}:
+        parts.append("the error follows the value")
     return "; ".join(parts)
 
 

@@ -1,0 +1,125 @@
+"""Is the difference to a replay in the same dtype structured? Rounding has no memory of rows, channels or values; a fault has.
+
+Source: VERDICT.md level 2, structure tests. Each statistic comes with an effect, relative to the tensor's size: transcendental
+kernels are biased against each other at some 1e-7, so significance alone proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
+_LEAST = 256  # elements; below, no statistic of these means anything
+_LEAST_CHANGED = 16
+_BINS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What was found in d = output - working replay.
+
+    slope, slope_z: one scale on everything, and its significance clustered by row and by channel (the lower). row, channel:
+    root mean square of the per-row and per-channel scale z, 1 for noise, with their effects. shift: z of the most shifted
+    channel and which. value: z of the most shifted of 24 quantile bins of the value. changed: elements that differ at all.
+    """
+
+    slope: float = 0.0
+    slope_z: float = 0.0
+    row: float = 0.0
+    row_effect: float = 0.0
+    channel: float = 0.0
+    channel_effect: float = 0.0
+    shift: float = 0.0
+    shift_effect: float = 0.0
+    shift_at: int = -1
+    value: float = 0.0
+    value_effect: float = 0.0
+    changed: int = 0
+
+
+def structure(d: F64, r: F64, last: int) -> Structure:
+    """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide replay), rows being `last` long."""
+    changed = int(np.count_nonzero(d))
+    if d.size < _LEAST or changed <= _LEAST_CHANGED or last < 2 or d.size == last:
+        return Structure(changed=changed)
+    rows, values = d.reshape(-1, last), r.reshape(-1, last)
+    product = rows * values
+    squares, power = product * product, values * values
+    rms = math.sqrt(float(power.mean()))
+    if rms == 0.0:
+        return Structure(changed=changed)
+    slope, slope_z = _slope(product, float(power.sum()))
+    row, row_effect = _coherence(product, squares, power, 1)
+    channel, channel_effect = _coherence(product, squares, power, 0)
+    size = math.sqrt(float(np.einsum("i,i->", d, d)) / d.size)
+    shift, shift_effect, at = _shift(rows, size, rms)
+    value, value_effect = _by_value(d, r, size, rms)
+    return Structure(slope, slope_z, row, row_effect, channel, channel_effect, shift, shift_effect, at, value, value_effect, changed)
+
+
+def weaker(a: Structure, b: Structure) -> Structure:
+    """Statistic by statistic the less significant of two readings: a pattern counts only where both show it."""
+    slope = a if a.slope_z <= b.slope_z else b
+    row = a if a.row <= b.row else b
+    channel = a if a.channel <= b.channel else b
+    shift = a if a.shift <= b.shift else b
+    value = a if a.value <= b.value else b
+    return Structure(
+        slope.slope, slope.slope_z, row.row, row.row_effect, channel.channel, channel.channel_effect,
+        shift.shift, shift.shift_effect, shift.shift_at, value.value, value.value_effect, min(a.changed, b.changed),
+    )  # fmt: skip
+
+
+def _slope(product: F64, power: float) -> tuple[float, float]:
+    total = float(product.sum())
+    zs = []
+    for axis in (0, 1):
+        sums = product.sum(axis)
+        spread = math.sqrt(float(np.einsum("i,i->", sums, sums)))
+        zs.append(abs(total) / spread if spread > 0 else 0.0)
+    return total / power, min(zs)
+
+
+def _coherence(product: F64, squares: F64, power: F64, axis: int) -> tuple[float, float]:
+    """Root mean square over rows (axis 1) or channels (axis 0) of the z of their own scale error, and of that scale itself."""
+    if product.shape[axis] < 8:
+        return 0.0, 0.0
+    weight = power.sum(axis)
+    ok = weight > 0
+    scale = product.sum(axis)[ok] / weight[ok]
+    spread = np.sqrt(squares.sum(axis)[ok]) / weight[ok]
+    moved = spread > 0
+    if np.count_nonzero(moved) < 3:
+        return 0.0, 0.0
+    z = scale[moved] / spread[moved]
+    return math.sqrt(float(np.minimum(z * z, 1e6).mean())), math.sqrt(float((scale * scale).mean()))
+
+
+def _shift(rows: F64, size: float, rms: float) -> tuple[float, float, int]:
+    n = rows.shape[0]
+    if n < 8:
+        return 0.0, 0.0, -1
+    mean = rows.mean(0)
+    # A quarter of the overall spread is added: a channel that happens to be exact has no spread of its own.
+    spread = rows.std(0, ddof=1) / math.sqrt(n) + 0.25 * size / math.sqrt(n)
+    z = np.abs(mean) / np.maximum(spread, 1e-300)
+    at = int(z.argmax())
+    return float(z[at]), abs(float(mean[at])) / rms, at
+
+
+def _by_value(d: F64, r: F64, size: float, rms: float) -> tuple[float, float]:
+    if d.size < 40 * _BINS:
+        return 0.0, 0.0
+    order = np.argsort(r, kind="stable")[: d.size // _BINS * _BINS]
+    binned = d[order].reshape(_BINS, -1)
+    n = binned.shape[1]
+    mean = binned.mean(1)
+    spread = binned.std(1, ddof=1) / math.sqrt(n) + 0.1 * size / math.sqrt(n)
+    z = np.abs(mean) / np.maximum(spread, 1e-300)
+    at = int(z.argmax())
+    return float(z[at]), abs(float(mean[at])) / rms

@@ -1,0 +1,119 @@
+"""Structure tests: silent on rounding, loud on what has a pattern; each statistic against its definition."""
+
+import math
+
+import numpy as np
+import pytest
+
+from whence import judge
+from whence.judge.limits import LIMITS
+from whence.judge.structure import structure
+
+ROWS, LAST = 64, 96
+
+
+def make(seed=0, dtype=np.float32, rows=ROWS):
+    rng = np.random.default_rng(seed)
+    r = rng.standard_normal((rows, LAST)) * np.exp(0.2 * rng.standard_normal((1, LAST)))
+    w = r.astype(dtype)
+    # Another correct kernel: its own rounding, here of a value computed with a little other noise.
+    y = (r * (1 + 2.0**-24 * rng.uniform(-1, 1, r.shape))).astype(dtype)
+    return r, w, y
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_silent_on_rounding(seed):
+    r, w, y = make(seed)
+    local = judge.local(y, r, w)
+    assert local.score <= 1, local.parts()
+
+
+def planted(how, seed=1):
+    r, w, _ = make(seed)
+    y = (how(r.copy()) * (1 + 2.0**-24 * np.random.default_rng(seed).uniform(-1, 1, r.shape))).astype(np.float32)
+    return judge.local(y, r, w)
+
+
+SMALL = 8e-6  # a third of rho's limit: only structure can see it
+
+
+@pytest.mark.parametrize(
+    ("how", "part", "words"),
+    [
+        (lambda r: r * (1 + SMALL / 60), "slope", "scale"),
+        (lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(ROWS) % 2 - 0.5))[:, None], "row", "row"),
+        (lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(LAST) % 2 - 0.5))[None], "channel", "channels"),
+    ],
+)
+def test_coherent_scales_below_the_rounding_are_gated_by_their_effect(how, part, words):
+    """Effects below 3e-6 are bias of kernels, however significant."""
+    local = planted(how)
+    assert local.parts()[part] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("how", "part"),
+    [
+        (lambda r: r * (1 + SMALL), "slope"),
+        (lambda r: r * (1 + SMALL * np.sign(np.arange(ROWS) % 2 - 0.5))[:, None], "row"),
+        (lambda r: r * (1 + SMALL * np.sign(np.arange(LAST) % 2 - 0.5))[None], "channel"),
+        (lambda r: r + SMALL * np.sqrt((r**2).mean()) * (np.arange(LAST) == 7)[None], "shift"),
+        (lambda r: r + SMALL * np.sqrt((r**2).mean()) * (r > 0.5), "value"),
+    ],
+)
+def test_each_pattern_is_seen_by_its_own_statistic(how, part):
+    local = planted(how)
+    assert local.parts()[part] > 1, local.parts()
+    assert local.structured
+
+
+def test_definitions():
+    rng = np.random.default_rng(3)
+    d, r = rng.standard_normal((ROWS, LAST)) * 1e-6, rng.standard_normal((ROWS, LAST))
+    s = structure(d.ravel(), r.ravel(), LAST)
+    p = d * r
+    z_rows, z_columns = (abs(p.sum()) / math.sqrt((p.sum(a) ** 2).sum()) for a in (1, 0))
+    assert s.slope_z == pytest.approx(min(z_rows, z_columns))
+    assert s.slope == pytest.approx(p.sum() / (r * r).sum())
+    z = p.sum(1) / np.sqrt((p * p).sum(1))
+    assert s.row == pytest.approx(math.sqrt((z**2).mean()))
+    spread = d.std(0, ddof=1) / math.sqrt(ROWS) + 0.25 * math.sqrt((d**2).mean()) / math.sqrt(ROWS)
+    assert s.shift == pytest.approx((abs(d.mean(0)) / spread).max())
+    assert s.changed == d.size
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (1, 4096), (4096, 1), (300,)])
+def test_too_little_for_statistics(shape):
+    d = np.full(shape, 1e-3)
+    s = structure(d.ravel(), np.ones(d.size), shape[-1])
+    assert s.row == s.channel == s.shift == 0.0
+
+
+def weak(slope, seed):
+    r, w, _ = make(seed, rows=20)
+    rng = np.random.default_rng(seed + 1000)
+    y = (r * (1 + slope + 1e-5 * rng.standard_normal(r.shape))).astype(np.float32)
+    return judge.local(y, r, w)
+
+
+def test_weak_evidence_of_siblings_is_pooled():
+    members = [("norm", weak(5e-6, seed)) for seed in range(12)]
+    # No one is significant by itself (an effect of half its noise), together they are.
+    found = judge.pool(members)
+    assert set(found) == {"norm"}
+    assert found["norm"].slope == pytest.approx(5e-6, rel=0.3)
+    assert "12 outputs" in found["norm"].sentence
+
+
+def test_noise_is_not_pooled_into_a_fault():
+    for seed in range(20):
+        members = [("norm", weak(0.0, 100 * seed + i)) for i in range(12)]
+        assert judge.pool(members) == {}
+
+
+def test_an_only_child_has_nothing_to_pool_with():
+    assert judge.pool([("norm", weak(1e-4, 0))]) == {}
+
+
+def test_limits_are_the_documented_ones():
+    assert (LIMITS.row, LIMITS.channel, LIMITS.shift, LIMITS.value, LIMITS.slope, LIMITS.pooled) == (2.3, 3.0, 5.0, 6.0, 4.5, 4.5)
