@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 import whence
 from whence.errors import StoreFailed
 from whence.store import open_run
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)
 

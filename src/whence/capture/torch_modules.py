@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_compiled import anything_compiled, may_run_compiled
+from whence.capture.torch_compiled import Trap
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
@@ -103,7 +103,7 @@ class _Frame:
 class _Known:
     """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
 
-    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source", "suspect")
+    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
 
     def __init__(self, module: Any, scope: str, root: _Root, serial: int, gone: Callable[[int, int], None]) -> None:
         # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
@@ -122,7 +122,6 @@ class _Known:
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[_Held] | None = None
         self.held: tuple[int, int, int] = (-1, -1, -1)
-        self.suspect: str | None = None
 
 
 class _Held:
@@ -131,14 +130,21 @@ class _Held:
     It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
     """
 
-    __slots__ = ("_name", "_ref", "_table", "looked", "pointer", "probe", "seen", "slot", "version")
+    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "pointer", "probe", "seen", "slot", "version")
 
     def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
         self.slot, self._table, self._name = slot, table, name
         self._ref = weakref.ref(tensor)
-        self.pointer, self.looked, self.probe = 0, -1, b""
+        self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
         self.version: int | None = None
         self.seen: Ref | None = None
+
+    def remember(self, tensor: Any) -> None:
+        """Its address and a sample of its bytes are these."""
+        self.pointer, self.nbytes = _address(tensor), 0
+        if tensor.is_cpu and tensor.layout is torch.strided and self.pointer and tensor.numel():
+            self.nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
+        self.probe = _sample(self.pointer, self.nbytes)
 
     def tensor(self) -> Any:
         """The tensor, None when it is gone."""
@@ -278,6 +284,7 @@ class Listener:
         self._find_external = find_external
         self._staged = staged
         self._ring: Ring | None = None
+        self._trap = Trap(self._met_compiled)
         self._local = _Thread()
         self._known: dict[int, _Known] = {}
         self._learned = 0
@@ -332,6 +339,7 @@ class Listener:
             return
         self.active, self._removed = False, True
         self._unwrap()
+        self._trap.clear()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
@@ -369,7 +377,7 @@ class Listener:
         frame = None
         local.busy = True
         try:
-            with self._lock, _Quiet():
+            with self._lock, _Quiet() if torch._C._len_torch_dispatch_stack() else _NoFunctions():
                 frame = self._enter(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
@@ -396,7 +404,7 @@ class Listener:
         local = self._local
         local.busy = True
         try:
-            with self._lock, _Quiet():
+            with self._lock, _Quiet() if torch._C._len_torch_dispatch_stack() else _NoFunctions():
                 self._leave(frame, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
             self._give_up(ours)
@@ -494,7 +502,9 @@ class Listener:
 
     def _leave(self, frame: _Frame, out: Any, error: str) -> None:
         stack = self._local.stack
-        if any(f is frame for f in reversed(stack)):
+        if stack and stack[-1] is frame:
+            stack.pop()
+        elif any(f is frame for f in stack):
             while stack.pop() is not frame:  # above it: calls that were left without an end, by a greenlet or a Ctrl-C
                 pass
         session = self.session
@@ -642,13 +652,13 @@ class Listener:
                 torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
             )  # fmt: skip
             if signature not in self._signatures and self.session.elements_on and takes_inputs:
-                params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
-                frame.started = time.perf_counter()
-                frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
+                self._record(frame, found, signature)
 
     def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
         """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
-        if isinstance(value, torch.Tensor):
+        if type(value) is torch.Tensor and not value.is_nested:
+            found.append((slot, value))
+        elif isinstance(value, torch.Tensor):
             inner = tensors.plain(value) if hasattr(type(value), "__tensor_flatten__") else None
             if value.is_nested and value.layout is torch.strided:
                 inner = [("values", value.values()), ("sizes", value._nested_tensor_size())]
@@ -733,7 +743,8 @@ class Listener:
                 number, edge, _ = self._sight(tensor, where, frame)
                 if number == item.seen.record:
                     continue
-                item.version, item.probe, item.seen = tensor._version, _probe(tensor), Ref(item.slot, number, "identity")
+                item.version, item.seen = tensor._version, Ref(item.slot, number, "identity")
+                item.remember(tensor)
                 refs.append(Ref(where, number, edge))
                 frame.made.append((where, tensor))
 
@@ -776,13 +787,14 @@ class Listener:
             same = seen is not None and item.version == now and _address(tensor) == item.pointer
             if same and item.looked != calls:
                 # `p.data.add_()` and numpy leave the version as it is: a training step changes all, elsewhere a sample shows it.
-                same = not (frame.training and torch.is_grad_enabled()) and item.probe == _probe(tensor)
+                same = not (frame.training and torch.is_grad_enabled()) and item.probe == _sample(item.pointer, item.nbytes)
             item.looked = calls
             if not same or seen is None:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
                 seen = Ref(item.slot, number, edge)
                 item.seen = seen if edge else Ref(item.slot, number, "identity")
-                item.pointer, item.version, item.probe = _address(tensor), now, _probe(tensor)
+                item.version = now
+                item.remember(tensor)
             refs.append(seen)
 
     @staticmethod
@@ -939,23 +951,25 @@ class Listener:
         module = frame.module
         if not self.session.options.programs or frame.note or self.session.options.keep != "full":
             return False
-        if torch._C._len_torch_dispatch_stack() and _listens_itself():
-            frame.note = "operators not recorded: the program has a dispatch mode around this call"
-            return False
-        if frame.known.branches and not frame.known.deep:
-            return False
-        if not anything_compiled():
-            return True
+        return frame.known.deep or not frame.known.branches
+
+    def _record(self, frame: _Frame, found: list[tuple[str, Any]], signature: tuple[Any, ...]) -> None:
+        """Listen to what this call runs, unless it is known to reach compiled or scripted code."""
+        module = frame.module
         hidden = compiled_inside(module)
         if hidden:
-            frame.note = f"compiled ({hidden}): inside not seen"
-            return False
-        known = frame.known
-        if known.suspect is None:
-            known.suspect = may_run_compiled(module)
-        if known.suspect:
-            frame.note = f"operators not recorded: {known.suspect} may be compiled"
-        return not known.suspect
+            self._signatures[signature] = ("", f"compiled ({hidden}): inside not seen")
+            return
+        self._trap.set()
+        params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
+        frame.started = time.perf_counter()
+        frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
+
+    def _met_compiled(self) -> None:
+        """Compiled code runs next on this thread: no mode of ours may be around it."""
+        for frame in self._local.stack:
+            if frame.recorder is not None:
+                frame.recorder.abandon("runs compiled code")
 
     def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
         """(program id, why there is none) of a call that ends now."""
@@ -1006,15 +1020,11 @@ def _nothing() -> None:
     return None
 
 
-def _probe(tensor: Any) -> bytes:
-    """A digest of a few of the bytes of a parameter: what an update of all its elements cannot miss."""
-    if not tensor.is_cpu or tensor.layout is not torch.strided or not (pointer := _address(tensor)):
-        return b""
-    nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
+def _sample(pointer: int, nbytes: int) -> bytes:
+    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
     if nbytes <= 192:
-        return host.digest_at(pointer, nbytes)
-    middle = pointer + nbytes // 2 - 32
-    return host.digest_at(pointer, 64) + host.digest_at(middle, 64) + host.digest_at(pointer + nbytes - 64, 64)
+        return _read(pointer, nbytes)
+    return _read(pointer, 64) + _read(pointer + nbytes // 2 - 32, 64) + _read(pointer + nbytes - 64, 64)
 
 
 class _Pending:
@@ -1097,6 +1107,8 @@ def _forked(listener: weakref.ref[Listener]) -> None:
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
 _ABANDONED: list[Listener] = []
+_NoFunctions = torch._C.DisableTorchFunction
+_read = ctypes.string_at
 _EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
 
 
@@ -1106,15 +1118,12 @@ class _Quiet:
     __slots__ = ("_function", "_modes")
 
     def __enter__(self) -> None:
-        self._function = torch._C.DisableTorchFunction()
+        self._function = _NoFunctions()
         self._function.__enter__()
-        self._modes = None
-        if torch._C._len_torch_dispatch_stack():
-            self._modes = _disable_current_modes()
-            self._modes.__enter__()
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
 
     def __exit__(self, *exc: Any) -> None:
-        if self._modes is not None:
-            self._modes.__exit__(*exc)
+        self._modes.__exit__(*exc)
         self._function.__exit__(*exc)
 
