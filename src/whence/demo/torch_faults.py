@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-import torch
 from torch import nn
 
 # From strong to weak: the first that leaves the generated text as it was is taken.
@@ -55,16 +54,14 @@ def _eps(module: nn.Module, strength: float, random: Random) -> tuple[str, Calla
 
 
 def _weight(module: nn.Module, strength: float, random: Random) -> tuple[str, Callable[[], None]]:
-    weight: Any = module.weight
+    weight: Any = module.weight.detach()
     at = tuple(random.randrange(n) for n in weight.shape)
-    old = weight.detach()[at].clone()
-    with torch.no_grad():
-        weight[at] += strength * weight.std()
+    old = weight[at].clone()
+    weight[at] += strength * weight.std()
     new = float(weight[at])
 
     def undo() -> None:
-        with torch.no_grad():
-            weight[at] = old
+        weight[at] = old
 
     return f"weight{list(at)} {new:.4g} instead of {float(old):.4g}, one of {weight.numel()} elements", undo
 
