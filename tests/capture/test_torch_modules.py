@@ -11,6 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import whence
+from whence import store
+from whence.capture.options import CaptureOptions
+from whence.capture.session import Session
+from whence.capture.torch_modules import Listener
+from whence.records import RunInfo
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch
@@ -530,3 +535,17 @@ def test_several_roots_and_modules_outside(tmp_path):
         nn.Linear(2, 2)(torch.ones(2))
     run = open_run(tmp_path / "run")
     assert [(c.root, c.scope, c.number) for c in run.calls if c.parent == -1] == [("ModuleList", "0", "0"), ("ModuleList", "1", "0")]
+
+
+def test_a_module_made_anew_at_every_step_is_one_root(tmp_path):
+    session = Session(lambda rank: store.Writer(str(tmp_path / "run"), rank), CaptureOptions(), max_bytes=1 << 20, say=lambda text: None)
+    store.create(str(tmp_path / "run"), RunInfo())
+    listener = Listener(session)
+    listener.install()
+    try:
+        for _ in range(3):
+            nn.ReLU()(torch.ones(2))
+    finally:
+        listener.remove()
+        session.close()
+    assert [(c.root, c.step) for c in open_run(str(tmp_path / "run")).calls] == [("ReLU", 0), ("ReLU", 1), ("ReLU", 2)]

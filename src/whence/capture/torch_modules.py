@@ -563,8 +563,14 @@ class Listener:
 
     def _new_root(self, module: Any) -> None:
         kind = type(module).__name__
-        same = sum(1 for r in self._roots.values() if r.name.partition("#")[0] == kind)
-        root = _Root(kind if not same else f"{kind}#{same}", module)
+        alike = [r for r in self._roots.values() if r.name.partition("#")[0] == kind]
+        root = next((r for r in alike if r.ref() is None), None)
+        if root is not None:
+            # A module made anew at every step (a loss) goes on where the one before it, now gone, left off.
+            root.ref = weakref.ref(module)
+            self._learn(module, root, "")
+            return
+        root = _Root(kind if not alike else f"{kind}#{len(alike)}", module)
         self._roots[root.name] = root
         self._learn(module, root, "")
         self._settings(module, root)
@@ -948,10 +954,10 @@ class Listener:
     # ---- programs of leaf calls
 
     def _may_have_program(self, frame: _Frame) -> bool:
-        module = frame.module
         if not self.session.options.programs or frame.note or self.session.options.keep != "full":
             return False
-        return frame.known.deep or not frame.known.branches
+        # An encoder layer may take its fused path, which calls none of its modules; if it does call one, the recording is dropped.
+        return frame.known.deep or not frame.known.branches or isinstance(frame.module, torch.nn.TransformerEncoderLayer)
 
     def _record(self, frame: _Frame, found: list[tuple[str, Any]], signature: tuple[Any, ...]) -> None:
         """Listen to what this call runs, unless it is known to reach compiled or scripted code."""
@@ -961,7 +967,10 @@ class Listener:
             self._signatures[signature] = ("", f"compiled ({hidden}): inside not seen")
             return
         self._trap.set()
-        params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
+        if frame.known.deep or not frame.known.branches:
+            params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
+        else:
+            params = tensors_of(module)
         frame.started = time.perf_counter()
         frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
 
@@ -974,15 +983,17 @@ class Listener:
     def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
         """(program id, why there is none) of a call that ends now."""
         if not leaf:
-            if frame.recorder is not None:
+            if frame.recorder is not None and frame.signature is not None:
                 frame.recorder.abandon()
+                self._signatures[frame.signature] = ("", "calls other modules")
             return "", ""
         recorder = frame.recorder
         if frame.note:
             return "", frame.note
         if recorder is None:
             if frame.signature is None:
-                return "", "recording programs was off for this call"
+                off = not self.session.options.programs or self.session.options.keep != "full"
+                return "", "programs were not recorded" if off else "called none of its modules; recorded from its next call on"
             return self._signatures.get(frame.signature, ("", "first seen when elements were no longer kept"))
         if error:
             recorder.abandon()
@@ -1062,12 +1073,6 @@ def _is_traced() -> bool:
     return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
 
 
-def _listens_itself() -> bool:
-    """Has the program put a dispatch mode of its own around this call?"""
-    at = torch._C._get_dispatch_stack_at
-    return any(not type(at(i)).__module__.startswith("whence.") for i in range(torch._C._len_torch_dispatch_stack()))
-
-
 def _words(error: BaseException) -> str:
     name = type(error).__name__
     try:
@@ -1126,4 +1131,3 @@ class _Quiet:
     def __exit__(self, *exc: Any) -> None:
         self._modes.__exit__(*exc)
         self._function.__exit__(*exc)
-
