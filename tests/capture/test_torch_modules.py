@@ -544,7 +544,7 @@ def test_a_module_made_anew_at_every_step_is_one_root(tmp_path):
     listener.install()
     try:
         for _ in range(3):
-            nn.ReLU()(torch.ones(2))
+            nn.ReLU().eval()(torch.ones(2))
     finally:
         listener.remove()
         session.close()
