@@ -16,53 +16,25 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap
+from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
+from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
+from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
 
-_SIMPLE = (bool, int, float, str)
-_CONTAINER_DEPTH = 3
-# Bounds on what is walked in arguments: containers may hold themselves, and objects whole data sets.
-_NESTING = 16
-_BOXES = 10_000
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
-
-
-class _Seen:
-    """A tensor that was recorded: enough to know it again without keeping its memory alive."""
-
-    __slots__ = ("digest", "id", "storage", "version")
-
-    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any) -> None:
-        self.id: Any = number  # of the record; _Pending while it is on its way
-        self.digest, self.version, self.storage = digest, version, storage
-
-    def alive(self) -> bool:
-        return not torch.UntypedStorage._expired(self.storage.cdata)
-
-
-class _StorageRef:
-    """A weak reference to a storage: pins its address, frees its bytes."""
-
-    __slots__ = ("cdata",)
-
-    def __init__(self, tensor: Any) -> None:
-        self.cdata = tensor.untyped_storage()._weak_ref()
-
-    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
-        free(self.cdata)
 
 
 class _Frame:
@@ -76,20 +48,20 @@ class _Frame:
     depth: int
     keep: bool
     kids: int
-    known: _Known
+    known: Known
     made: list[tuple[str, Any]]
     micro: int
     module: Any
     note: str
     number: str
-    objects: list[tuple[str, _Watched]]
+    objects: list[tuple[str, Watched]]
     occurrence: int
     order: int
     parent: _Frame | None
     phase: str
     recorder: Recorder | None
     refs: list[Ref]
-    root: _Root
+    root: Root
     scope: str
     signature: tuple[Any, ...] | None
     started: float
@@ -98,167 +70,6 @@ class _Frame:
     tensors: list[tuple[str, Any, int | None, Any]]
     training: bool
     wanted: bool
-
-
-class _Known:
-    """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
-
-    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
-
-    def __init__(self, module: Any, scope: str, root: _Root, serial: int, gone: Callable[[int, int], None]) -> None:
-        # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
-        self.serial = serial
-        kind = type(module)
-        place, forget = id(module), weakref.WeakMethod(gone)  # the listener may die first
-
-        def died(_: Any) -> None:
-            if (call := forget()) is not None:
-                call(place, serial)
-
-        self.ref, self.scope, self.root = weakref.ref(module, died), scope, root
-        self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
-        self.branches = any(child is not None for child in module._modules.values())
-        # Children that are used without being called (a fused path): their parameters are the module's own.
-        self.deep = isinstance(module, torch.nn.MultiheadAttention)
-        self.entries: list[_Held] | None = None
-        self.held: tuple[int, int, int] = (-1, -1, -1)
-
-
-class _Held:
-    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper), and as which record it was last seen.
-
-    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
-    """
-
-    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "pointer", "probe", "seen", "slot", "version")
-
-    def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
-        self.slot, self._table, self._name = slot, table, name
-        self._ref = weakref.ref(tensor)
-        self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
-        self.version: int | None = None
-        self.seen: Ref | None = None
-
-    def remember(self, tensor: Any) -> None:
-        """Its address and a sample of its bytes are these."""
-        self.pointer, self.nbytes = _address(tensor), 0
-        if tensor.is_cpu and tensor.layout is torch.strided and self.pointer and tensor.numel():
-            self.nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
-        self.probe = _sample(self.pointer, self.nbytes)
-
-    def tensor(self) -> Any:
-        """The tensor, None when it is gone."""
-        if self._table is None:
-            return self._ref()
-        found = self._table.get(self._name)
-        return found if isinstance(found, torch.Tensor) else None
-
-
-class _Root:
-    """What is known of one root: its modules' names, its step counters. calls: how often it began."""
-
-    def __init__(self, name: str, module: Any) -> None:
-        self.name = name
-        self.ref = weakref.ref(module)
-        self.steps: dict[str, int] = {}
-        self.micro = 0
-        self.calls = 0
-        self.trained = False
-        self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
-
-
-class _Watched:
-    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were at the last look.
-
-    It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies (`gone`).
-    """
-
-    def __init__(self, value: Any, gone: Callable[[Any], None]) -> None:
-        self.ref = weakref.ref(value, gone)
-        self.grown: dict[str, tuple[Any, bytes, tuple[int, ...], str]] = {}
-
-        self.holder = -1  # the last call it was handed to
-        self.walk(value)
-
-    def walk(self, value: Any) -> None:
-        self.places: list[tuple[Any, Any, str]] = []
-        self.sizes: list[tuple[Any, int]] = []
-        self._descend(value, "", 0)
-        self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
-
-    def _descend(self, value: Any, path: str, depth: int) -> None:
-        if depth > _NESTING or len(self.sizes) > _BOXES:
-            return
-        box: Any
-        items: list[tuple[Any, Any]]
-        if isinstance(value, dict):
-            box, items = value, list(value.items())
-        elif isinstance(value, (list, tuple)):
-            box, items = value, list(enumerate(value))
-        elif depth <= _CONTAINER_DEPTH and _is_plain_object(value):
-            box, items = vars(value), list(vars(value).items())
-        else:
-            return
-        self.sizes.append((box, len(box)))
-        if len(items) > _BOXES:
-            return
-        for key, item in items:
-            where = f"{path}.{key}"
-            if isinstance(item, torch.Tensor) or (item is None and isinstance(box, dict)):
-                self.places.append((box, key, where))
-            elif not isinstance(item, (*_SIMPLE, type)):
-                self._descend(item, where, depth + 1)
-
-    @staticmethod
-    def _look(box: Any, key: Any) -> tuple[Any, int]:
-        item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
-        if not isinstance(item, torch.Tensor):
-            return None, -1
-        return weakref.ref(item), (-1 if item.is_inference() else item._version)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """(path, tensor) of everything it holds now."""
-        for box, key, path in self.places:
-            item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
-            if isinstance(item, torch.Tensor):
-                yield path, item
-
-    def changed(self, *, unversioned: bool = False) -> list[tuple[str, Any, bool]]:
-        """(path, tensor, True) of what was replaced or written since the last look.
-
-        unversioned: every inference tensor too, with False: it carries no version that would tell.
-        """
-        value = self.ref()
-        if value is None:
-            return []
-        before: dict[str, tuple[Any, int]] | None = None
-        if any(len(box) != size for box, size in self.sizes):
-            before = {path: seen for (_, _, path), seen in zip(self.places, self.last)}
-            self.walk(value)
-        out = []
-        for i, (box, key, path) in enumerate(self.places):
-            item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
-            if not isinstance(item, torch.Tensor):
-                self.last[i] = (None, -1)
-                continue
-            ref, version = self.last[i] if before is None else before.get(path, (None, -1))
-            now = -1 if item.is_inference() else item._version
-            if ref is None or ref() is not item or version != now:
-                out.append((path, item, True))
-                self.last[i] = (weakref.ref(item), now)
-            elif unversioned and now == -1:
-                out.append((path, item, False))
-        return out
-
-
-def _is_plain_object(value: Any) -> bool:
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, (torch.nn.Module, type, torch.dtype, torch.device))
-        and not callable(value)
-        and type(value).__module__ != "builtins"
-        and hasattr(type(value), "__weakref__")
-    )
 
 
 class _Thread(threading.local):
@@ -286,12 +97,12 @@ class Listener:
         self._ring: Ring | None = None
         self._trap = Trap(self._met_compiled)
         self._local = _Thread()
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, Known] = {}
         self._learned = 0
         self._lock = threading.RLock()
-        self._roots: dict[str, _Root] = {}
-        self._live: dict[tuple[Any, ...], _Seen] = {}
-        self._objects: dict[int, _Watched] = {}
+        self._roots: dict[str, Root] = {}
+        self._live: dict[tuple[Any, ...], Seen] = {}
+        self._objects: dict[int, Watched] = {}
         self._signatures: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._programs: set[str] = set()
         self._previous: Callable[..., Any] | None = None
@@ -321,7 +132,7 @@ class Listener:
 
         self._previous, self._wrapper = previous, __call__
         __call__.listener = self  # type: ignore[attr-defined]
-        _set_call(__call__)
+        set_call(__call__)
         if hasattr(os, "register_at_fork"):
             me = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forked(me))
@@ -355,7 +166,7 @@ class Listener:
     def _unwrap() -> None:
         """Take off every wrapper of ours that lies on top and no longer listens."""
         while (owner := getattr(torch.nn.Module.__call__, "listener", None)) is not None and not owner.active:
-            _set_call(owner._previous)
+            set_call(owner._previous)
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the parent."""
@@ -370,14 +181,14 @@ class Listener:
 
     def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         local = self._local
-        if local.busy or torch._C._get_tracing_state() is not None or (torch._C._len_torch_dispatch_stack() and _is_traced()):
+        if local.busy or torch._C._get_tracing_state() is not None or (torch._C._len_torch_dispatch_stack() and is_traced()):
             return previous(module, *args, **kwargs)
         stack = local.stack
         depth = len(stack)
         frame = None
         local.busy = True
         try:
-            with self._lock, _Quiet() if torch._C._len_torch_dispatch_stack() else _NoFunctions():
+            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 frame = self._enter(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
@@ -404,7 +215,7 @@ class Listener:
         local = self._local
         local.busy = True
         try:
-            with self._lock, _Quiet() if torch._C._len_torch_dispatch_stack() else _NoFunctions():
+            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 self._leave(frame, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
             self._give_up(ours)
@@ -467,7 +278,7 @@ class Listener:
         self._take_inputs(frame, args, kwargs)
         return frame
 
-    def _begin_root(self, frame: _Frame, root: _Root, scope: str) -> None:
+    def _begin_root(self, frame: _Frame, root: Root, scope: str) -> None:
         frame.root, frame.number, frame.depth = root, "0", 0
         root.calls += 1
         if torch._C._current_graph_task_id() != -1:
@@ -570,24 +381,24 @@ class Listener:
             root.ref = weakref.ref(module)
             self._learn(module, root, "")
             return
-        root = _Root(kind if not alike else f"{kind}#{len(alike)}", module)
+        root = Root(kind if not alike else f"{kind}#{len(alike)}", module)
         self._roots[root.name] = root
         self._learn(module, root, "")
         self._settings(module, root)
 
-    def _learn(self, module: Any, root: _Root, prefix: str) -> None:
+    def _learn(self, module: Any, root: Root, prefix: str) -> None:
         for name, child in module.named_modules(prefix=prefix):
             known = self._known.get(id(child))
             if known is None or known.ref() is not child or child is module:
                 self._learned += 1
-                self._known[id(child)] = _Known(child, name, root, self._learned, self._forget)
+                self._known[id(child)] = Known(child, name, root, self._learned, self._forget)
 
     def _forget(self, place: int, serial: int) -> None:
         """A module died: what is known of it would keep its tensors alive."""
         if (known := self._known.get(place)) is not None and known.serial == serial:
             del self._known[place]
 
-    def _adopt(self, module: Any, parent: _Frame) -> _Known:
+    def _adopt(self, module: Any, parent: _Frame) -> Known:
         """A module met inside a root that was not there when the root was walked."""
         root = parent.root
         top = root.ref()
@@ -600,7 +411,7 @@ class Listener:
         self._learn(module, root, scope)
         return self._known[id(module)]
 
-    def _settings(self, module: Any, root: _Root) -> None:
+    def _settings(self, module: Any, root: Root) -> None:
         """What a reader of two runs asks first: mode, dtypes, attention implementation, threads."""
         dtypes: dict[str, int] = {}
         devices: dict[str, int] = {}
@@ -673,14 +484,14 @@ class Listener:
             else:
                 found += [(f"{slot}.{name}", tensor) for name, tensor in inner]
                 arguments[slot] = f"{type(value).__name__}({', '.join(name for name, _ in inner)})"
-        elif value is None or slot.count(".") > _NESTING:
+        elif value is None or slot.count(".") > NESTING:
             return
-        elif isinstance(value, _SIMPLE):
+        elif isinstance(value, SIMPLE):
             if not isinstance(value, str) or len(value) <= 200:
                 arguments[slot] = value
         elif isinstance(value, dict):
             for k, v in value.items():
-                self._collect(v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments, frame)
+                self._collect(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", found, arguments, frame)
         elif isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 self._collect(v, f"{slot}.{i}", found, arguments, frame)
@@ -689,7 +500,7 @@ class Listener:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 self._collect(getattr(value, field.name, None), f"{slot}.{field.name}", found, arguments, frame)
-        elif _is_plain_object(value):
+        elif is_plain_object(value):
             watched = self._objects.get(id(value))
             first = watched is None or watched.ref() is not value
             if first:
@@ -707,14 +518,14 @@ class Listener:
                 watched.walk(value)
             found.extend((slot + path, tensor) for path, tensor in fresh)
 
-    def _watch(self, value: Any) -> _Watched:
+    def _watch(self, value: Any) -> Watched:
         place, objects = id(value), self._objects
 
         def gone(ref: Any) -> None:
             if place in objects and objects[place].ref is ref:
                 del objects[place]
 
-        objects[place] = watched = _Watched(value, gone)
+        objects[place] = watched = Watched(value, gone)
         return watched
 
     def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
@@ -734,7 +545,7 @@ class Listener:
             for path, tensor, certain in watched.changed(unversioned=innermost):
                 where = "mutated" + slot[5:] + path
                 seen, edge, _ = self._sight(tensor, where, frame, grows=(watched, path))
-                if isinstance(seen, _Pending):
+                if isinstance(seen, Pending):
                     seen.certain = certain
                 if certain or not edge:
                     refs.append(Ref(where, seen, edge))
@@ -790,10 +601,10 @@ class Listener:
                 continue
             now = None if tensor.is_inference() else tensor._version
             seen = item.seen
-            same = seen is not None and item.version == now and _address(tensor) == item.pointer
+            same = seen is not None and item.version == now and address_of(tensor) == item.pointer
             if same and item.looked != calls:
                 # `p.data.add_()` and numpy leave the version as it is: a training step changes all, elsewhere a sample shows it.
-                same = not (frame.training and torch.is_grad_enabled()) and item.probe == _sample(item.pointer, item.nbytes)
+                same = not (frame.training and torch.is_grad_enabled()) and item.probe == sample(item.pointer, item.nbytes)
             item.looked = calls
             if not same or seen is None:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
@@ -804,7 +615,7 @@ class Listener:
             refs.append(seen)
 
     @staticmethod
-    def _held_by(known: _Known, module: Any) -> list[_Held] | None:
+    def _held_by(known: Known, module: Any) -> list[Held] | None:
         """What the module holds now, None while a part of it is lazy."""
         known.op_type = type(module).__name__
         known.branches = any(child is not None for child in module._modules.values())
@@ -820,15 +631,15 @@ class Listener:
         for slot, tensor in held:
             inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if inner is None or len(inner) == 1:
-                known.entries.append(_Held(slot, tensor, *_home(module, slot[6:])))
+                known.entries.append(Held(slot, tensor, *home_of(module, slot[6:])))
             else:
-                known.entries += [_Held(f"{slot}.{name}", part, None, "") for name, part in inner]
+                known.entries += [Held(f"{slot}.{name}", part, None, "") for name, part in inner]
         return known.entries
 
     # ---- one tensor
 
     def _sight(
-        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[_Watched, str] | None = None
+        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[Watched, str] | None = None
     ) -> tuple[Any, str, Any]:
         """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride)."""
         kind = type(tensor)
@@ -852,7 +663,7 @@ class Listener:
         version = None if tensor.is_inference() else tensor._version
         contiguous = tensor.is_contiguous()
         stride = () if contiguous else tensor.stride()
-        pointer = _address(tensor)
+        pointer = address_of(tensor)
         look = (dtype, shape, stride)
         if pointer:
             key: tuple[Any, ...] = (pointer, look)
@@ -885,7 +696,7 @@ class Listener:
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
             keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = _Seen(number, digest, version, _StorageRef(tensor))
+        self._live[key] = Seen(number, digest, version, StorageRef(tensor))
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", look
@@ -899,7 +710,7 @@ class Listener:
         return number, "", (dtype, shape, ())
 
     def _increment(
-        self, grows: tuple[_Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
+        self, grows: tuple[Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
     ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
         """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old part is unchanged bit by bit."""
         old = grows[0].grown.get(grows[1])
@@ -916,8 +727,8 @@ class Listener:
 
     def _sight_staged(
         self, tensor: Any, look: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
-        known: _Seen | None, slot: str, frame: _Frame, subclass: str, parameter: bool, grows: tuple[_Watched, str] | None,
-    ) -> tuple[_Pending, str]:  # fmt: skip
+        known: Seen | None, slot: str, frame: _Frame, subclass: str, parameter: bool, grows: tuple[Watched, str] | None,
+    ) -> tuple[Pending, str]:  # fmt: skip
         """A device tensor: cloned on its stream, copied by the ring; which record it is shows when its bytes have arrived.
 
         It is copied at every sight: a kernel that wrote it may have left the version as it was.
@@ -927,8 +738,8 @@ class Listener:
         session, op_type, device, keep = self.session, frame.known.op_type, str(tensor.device), frame.keep
         scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), look
         earlier = known if known is not None and known.version == version and known.alive() else None
-        pending = _Pending()
-        now = self._live[key] = _Seen(pending, b"", version, earlier.storage if earlier is not None else _StorageRef(tensor))
+        pending = Pending()
+        now = self._live[key] = Seen(pending, b"", version, earlier.storage if earlier is not None else StorageRef(tensor))
 
         def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
             self._local.busy = True  # of the ring's thread: a module that on_record calls is not the program's
@@ -1027,50 +838,16 @@ class Listener:
             action()
 
 
-def _nothing() -> None:
-    return None
-
-
-def _sample(pointer: int, nbytes: int) -> bytes:
-    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
-    if nbytes <= 192:
-        return _read(pointer, nbytes)
-    return _read(pointer, 64) + _read(pointer + nbytes // 2 - 32, 64) + _read(pointer + nbytes - 64, 64)
-
-
-class _Pending:
-    """Stands for a record id, and how it was known again, until its bytes have arrived."""
-
-    __slots__ = ("certain", "edge", "id")
-
-    def __init__(self) -> None:
-        self.id, self.edge, self.certain = -1, "", True
-
-
 def _resolved(call: Call) -> Call:
     refs: list[Ref] = []
     for ref in call.refs:
         record: Any = ref.record
-        if isinstance(record, _Pending):
+        if isinstance(record, Pending):
             if ref.slot.startswith("mutated") and ((record.edge and not record.certain) or any(r.record == record.id for r in refs)):
                 continue  # looked at because no version tells: it is as it was
             ref = Ref(ref.slot, record.id, ref.edge or record.edge)
         refs.append(ref)
     return msgspec.structs.replace(call, refs=tuple(refs))
-
-
-def _home(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
-    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one that hangs deeper."""
-    for table in (module._parameters, module._buffers, vars(module)):
-        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):  # a scripted module's is no dict
-            return table, name
-    return None, name
-
-
-def _is_traced() -> bool:
-    """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
-    mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
-    return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
 
 
 def _words(error: BaseException) -> str:
@@ -1082,28 +859,6 @@ def _words(error: BaseException) -> str:
     return f"{name}: {text}"[:300] if text else name
 
 
-def _address(tensor: Any) -> int:
-    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in their own ways)."""
-    try:
-        return tensor.data_ptr()  # type: ignore[no-any-return]
-    except (RuntimeError, ValueError, NotImplementedError):
-        return 0
-
-
-def _set_call(new: Any) -> None:
-    """Make `new` the way every module is called.
-
-    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this one, or it would compile
-    the program in another way (and, imported meanwhile, keep ours for ever).
-    """
-    old = torch.nn.Module.__call__
-    torch.nn.Module.__call__ = new
-    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
-        module = sys.modules.get(name)
-        if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:
-            module.unpatched_nn_module_call = new  # type: ignore[attr-defined]
-
-
 def _forked(listener: weakref.ref[Listener]) -> None:
     mine = listener()
     if mine is not None and mine._wrapper is not None:
@@ -1112,22 +867,4 @@ def _forked(listener: weakref.ref[Listener]) -> None:
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
 _ABANDONED: list[Listener] = []
-_NoFunctions = torch._C.DisableTorchFunction
-_read = ctypes.string_at
 _EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
-
-
-class _Quiet:
-    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is done inside."""
-
-    __slots__ = ("_function", "_modes")
-
-    def __enter__(self) -> None:
-        self._function = _NoFunctions()
-        self._function.__enter__()
-        self._modes = _disable_current_modes()
-        self._modes.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._modes.__exit__(*exc)
-        self._function.__exit__(*exc)

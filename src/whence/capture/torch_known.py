@@ -1,0 +1,138 @@
+"""What a listener remembers without keeping anything of the program alive: modules, the tensors they hold, tensors seen before."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whence.records import Ref
+
+_read = ctypes.string_at
+
+
+class Seen:
+    """A tensor that was recorded: enough to know it again without keeping its memory alive."""
+
+    __slots__ = ("digest", "id", "storage", "version")
+
+    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any) -> None:
+        self.id: Any = number  # of the record; Pending while it is on its way
+        self.digest, self.version, self.storage = digest, version, storage
+
+    def alive(self) -> bool:
+        return not torch.UntypedStorage._expired(self.storage.cdata)
+
+
+class StorageRef:
+    """A weak reference to a storage: pins its address, frees its bytes."""
+
+    __slots__ = ("cdata",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.cdata = tensor.untyped_storage()._weak_ref()
+
+    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
+        free(self.cdata)
+
+
+class Pending:
+    """Stands for a record id, and how it was known again, until its bytes have arrived."""
+
+    __slots__ = ("certain", "edge", "id")
+
+    def __init__(self) -> None:
+        self.id, self.edge, self.certain = -1, "", True
+
+
+class Known:
+    """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
+
+    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
+
+    def __init__(self, module: Any, scope: str, root: Root, serial: int, gone: Callable[[int, int], None]) -> None:
+        # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
+        self.serial = serial
+        kind = type(module)
+        place, forget = id(module), weakref.WeakMethod(gone)  # the listener may die first
+
+        def died(_: Any) -> None:
+            if (call := forget()) is not None:
+                call(place, serial)
+
+        self.ref, self.scope, self.root = weakref.ref(module, died), scope, root
+        self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        self.branches = any(child is not None for child in module._modules.values())
+        # Children that are used without being called (a fused path): their parameters are the module's own.
+        self.deep = isinstance(module, torch.nn.MultiheadAttention)
+        self.entries: list[Held] | None = None
+        self.held: tuple[int, int, int] = (-1, -1, -1)
+
+
+class Held:
+    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper), and as which record it was last seen.
+
+    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
+    """
+
+    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "pointer", "probe", "seen", "slot", "version")
+
+    def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
+        self.slot, self._table, self._name = slot, table, name
+        self._ref = weakref.ref(tensor)
+        self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
+        self.version: int | None = None
+        self.seen: Ref | None = None
+
+    def remember(self, tensor: Any) -> None:
+        """Its address and a sample of its bytes are these."""
+        self.pointer, self.nbytes = address_of(tensor), 0
+        if tensor.is_cpu and tensor.layout is torch.strided and self.pointer and tensor.numel():
+            self.nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
+        self.probe = sample(self.pointer, self.nbytes)
+
+    def tensor(self) -> Any:
+        """The tensor, None when it is gone."""
+        if self._table is None:
+            return self._ref()
+        found = self._table.get(self._name)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+class Root:
+    """What is known of one root: its modules' names, its step counters. calls: how often it began."""
+
+    def __init__(self, name: str, module: Any) -> None:
+        self.name = name
+        self.ref = weakref.ref(module)
+        self.steps: dict[str, int] = {}
+        self.micro = 0
+        self.calls = 0
+        self.trained = False
+        self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
+
+
+def sample(pointer: int, nbytes: int) -> bytes:
+    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
+    if nbytes <= 192:
+        return _read(pointer, nbytes)
+    return _read(pointer, 64) + _read(pointer + nbytes // 2 - 32, 64) + _read(pointer + nbytes - 64, 64)
+
+
+def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one that hangs deeper."""
+    for table in (module._parameters, module._buffers, vars(module)):
+        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):  # a scripted module's is no dict
+            return table, name
+    return None, name
+
+
+def address_of(tensor: Any) -> int:
+    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in their own ways)."""
+    try:
+        return tensor.data_ptr()  # type: ignore[no-any-return]
+    except (RuntimeError, ValueError, NotImplementedError):
+        return 0

@@ -1,0 +1,47 @@
+"""What of torch's machinery surrounds a call: modes, tracing, and the one function through which every module is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+NoFunctions = torch._C.DisableTorchFunction
+
+
+class Quiet:
+    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is done inside."""
+
+    __slots__ = ("_function", "_modes")
+
+    def __enter__(self) -> None:
+        self._function = NoFunctions()
+        self._function.__enter__()
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._modes.__exit__(*exc)
+        self._function.__exit__(*exc)
+
+
+def is_traced() -> bool:
+    """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
+    mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+    return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+
+
+def set_call(new: Any) -> None:
+    """Make `new` the way every module is called.
+
+    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this one, or it would compile
+    the program in another way (and, imported meanwhile, keep ours for ever).
+    """
+    old = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = new
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:
+            module.unpatched_nn_module_call = new  # type: ignore[attr-defined]
