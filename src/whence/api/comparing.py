@@ -20,6 +20,7 @@ from whence.errors import ElementsMissing
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
 
+_SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
 _CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
 _SEVERITY = ("identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable",
              "structural", "param-diff", "introduced")  # fmt: skip
@@ -50,14 +51,35 @@ def compare_runs(reference: Run, target: Run, options: CompareOptions) -> Compar
     return _Comparing(reference, target, options).result()
 
 
+class _Read:
+    """A run whose calls were read once and whose records stay read: they are looked at many times."""
+
+    def __init__(self, run: Run) -> None:
+        self.path, self.info, self.ended = run.path, run.info, run.ended
+        self.programs, self.notes, self.steps = run.programs, run.notes, run.steps
+        self.calls: Sequence[Call] = list(run.calls)
+        self.records: Sequence[Record] = _Kept(run.records)
+        self.array = run.array
+
+
+class _Kept(Sequence[Record]):
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._length = len(records)
+        self._one = functools.lru_cache(maxsize=_CACHED)(records.__getitem__)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._one(at)
+
+
 class _Comparing:
     def __init__(self, reference: Run, target: Run, options: CompareOptions) -> None:
-        self.reference, self.target, self.options = reference, target, options
+        self.reference, self.target, self.options = _Read(reference), _Read(target), options
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
-        self.calls: Sequence[Call] = list(reference.calls)
-        self.records = functools.lru_cache(maxsize=_CACHED)(reference.records.__getitem__)
-        self.target_records = functools.lru_cache(maxsize=_CACHED)(target.records.__getitem__)
+        self.calls = self.reference.calls
         self.kids = children(align.selected(self.calls))
 
     # ---- the stages
@@ -105,9 +127,9 @@ class _Comparing:
         out: dict[tuple[int, int], Measured] = {}
         left: list[tuple[int, int]] = []
         for key in wanted:
-            a, b = self.records(key[0]), self.target_records(key[1])
+            a, b = self.reference.records[key[0]], self.target.records[key[1]]
             if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
-                out[key] = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+                out[key] = _SAME
             elif a.shape != b.shape:
                 out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
             else:
@@ -132,7 +154,7 @@ class _Comparing:
         return out
 
     def _error(self, slot: SlotPair) -> judge.Error:
-        a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
         return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
 
     # ---- first things first
@@ -149,7 +171,7 @@ class _Comparing:
             for slot in slots.values():
                 if not slot.reference_slot.startswith("input") or slot.reference_record in made:
                     continue
-                a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
+                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
                 error = self._error(slot)
                 limit = 2 * _u(a, b)
                 if error.exact or (error.value is not None and error.value <= limit):
@@ -256,6 +278,8 @@ class _Comparing:
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
         slots = self.slots[index]
+        if slots and all(self.measured[s.reference_record, s.target_record].identical for s in slots.values()):
+            return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
         in_errors = [self._error(s) for s in inputs]
         out_errors = [self._error(s) for s in outputs]
@@ -292,7 +316,7 @@ class _Comparing:
             handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
             if not handed_on or (
-                seen != slot.target_record and self.target_records(seen).hash != self.target_records(slot.target_record).hash
+                seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
             ):
                 own.append(slot)
         parameters: list[tuple[str, judge.ParameterDifference]] = []
@@ -362,14 +386,14 @@ class _Comparing:
         return known
 
     def _parameter_from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
-        a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
             return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
         return judge.ParameterDifference(False, False, "elements were not kept")
 
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
-            return self.records(slot.reference_record).shape != self.target_records(slot.target_record).shape
+            return self.reference.records[slot.reference_record].shape != self.target.records[slot.target_record].shape
 
         wrong = [s for s in outputs if clash(s)]
         if not wrong or any(clash(s) for s in inputs):
@@ -424,7 +448,7 @@ class _Comparing:
             slot = slots.get(ref.slot)
             if slot is None or self._error(slot).value is None:
                 # Empty tensors and lone reasons hold nothing that could differ.
-                if slot is not None and self.records(ref.record).count == 0:
+                if slot is not None and self.reference.records[ref.record].count == 0:
                     continue
                 return False
         return True
@@ -450,7 +474,7 @@ class _Comparing:
 
     def _incomparable(self) -> int:
         keys = {(s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots}
-        lost = [key for key in keys if self.measured[key].tier == "none" and self.records(key[0]).count]
+        lost = [key for key in keys if self.measured[key].tier == "none" and self.reference.records[key[0]].count]
         return sum(1 for key in lost if self._error(SlotPair("", "", *key)).value is None)
 
     def _rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
@@ -458,7 +482,7 @@ class _Comparing:
             call, verdict = self.calls[pair.reference], per_call.get(pair.reference, "")
             name = call.scope or call.root
             for slot in pair.slots:
-                a, b = self.records(slot.reference_record), self.target_records(slot.target_record)
+                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
