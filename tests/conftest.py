@@ -1,11 +1,15 @@
 """Shared by all tests: the folder of hand-made runs is importable, and nothing outside the test's own folder is written."""
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A test run in the background inherits an ignored Ctrl-C, and so would the programs that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -549,3 +549,31 @@ def test_a_module_made_anew_at_every_step_is_one_root(tmp_path):
         listener.remove()
         session.close()
     assert [(c.root, c.step) for c in open_run(str(tmp_path / "run")).calls] == [("ReLU", 0), ("ReLU", 1), ("ReLU", 2)]
+
+
+class Cell(nn.Module):
+    def forward(self, x, h, c):
+        return torch.tanh(x + h), c + x * h
+
+
+def test_inputs_that_are_one_tensor_make_a_program_of_their_own(tmp_path):
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = Cell()
+
+        def forward(self, x):
+            h = c = torch.zeros(4)
+            for i in range(3):
+                h, c = self.cell(x[i], h, c)
+            return h + c
+
+    model = Loop().eval()
+    for name in ("ref", "tgt"):
+        with torch.no_grad(), whence.capture(model, tmp_path / name, force=True):
+            model(torch.arange(12.0).reshape(3, 4) / 7 + (1e-7 if name == "tgt" else 0))
+    programs = [c.program for c in open_run(str(tmp_path / "ref")).calls if c.scope == "cell"]
+    assert len(set(programs[1:])) == 1
+    assert programs[0] != programs[1]
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.coverage.replayed == 3, [v.sentence for v in result.verdicts]

@@ -464,6 +464,10 @@ class Listener:
                 shapes.append((slot, key))
                 frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
         if self._may_have_program(frame):
+            # Which inputs are one tensor belongs to the signature: a program recorded from it reads that one for both.
+            numbers = [number for _, _, _, number in frame.tensors]
+            if len(set(numbers)) != len(numbers):
+                shapes.append(tuple(numbers.index(number) for number in numbers))
             frame.signature = signature = (
                 frame.known.serial, tuple(shapes), tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
