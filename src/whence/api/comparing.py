@@ -235,6 +235,8 @@ class _Comparing:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         self.first: dict[int, int] = {}
         self.locals: list[tuple[int, judge.Local]] = []
+        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
         self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
@@ -258,6 +260,19 @@ class _Comparing:
                     verdicts[region.call, region.stretch] = verdict
         return verdicts
 
+    def _worst_by_step(self) -> dict[int, float]:
+        """The largest error of any output, by step."""
+        worst: dict[int, float] = {}
+        for pair, slots in zip(self.plan.pairs, self.slots):
+            step = self.calls[pair.reference].step
+            for slot in slots.values():
+                if (
+                    slot.reference_slot.startswith(("output", "mutated"))
+                    and not self.measured[slot.reference_record, slot.target_record].identical
+                ):
+                    worst[step] = max(worst.get(step, 0.0), self._error(slot).value or 0.0)
+        return worst
+
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
         if any(v.verdict in locate.GUILTY for v in verdicts.values()):
@@ -278,6 +293,7 @@ class _Comparing:
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
         slots = self.slots[index]
+        given = self._given_parameters(call, slots)
         if slots and all(self.measured[s.reference_record, s.target_record].identical for s in slots.values()):
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
@@ -287,16 +303,39 @@ class _Comparing:
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
-            return first if self.replayer is not None else _annotate(first, "--no-replay")
-        local, why = self.replayer.figures(call, other, slots, self._given_parameters(call, slots))
+            return self._unless_unexplained(call, slots, given, first)
+        local, why = self.replayer.figures(call, other, slots, given)
         if local is None:
-            return judge.judge_leaf(_but(evidence, no_replay=why))
+            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=why)))
         self.locals += [(call.id, figures) for _, figures in local]
         evidence = _but(evidence, local=local)
         verdict = judge.judge_leaf(evidence)
         if verdict.verdict == "introduced":
             cause, words = self.replayer.cause(call, other, slots)
             verdict = judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+        return self._unless_unexplained(call, slots, given, verdict)
+
+    def _unless_unexplained(self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict) -> Verdict:
+        """The verdict, or `undetermined` when the call read a parameter that parted between steps by more than anything before explains.
+
+        What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that was rounding.
+        """
+        if verdict.verdict not in ("noise", "inherited", "amplified"):
+            return verdict
+        for slot, was_given in given.items():
+            pair = slots[slot]
+            if was_given or pair.reference_record in self.made:
+                continue
+            error = self._error(pair)
+            before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
+            limit = judge.LIMITS.growth * (before + 2 * error.u)
+            if error.value is not None and error.value > limit:
+                name = slot.removeprefix("param.")
+                return _but_verdict(
+                    verdict, verdict="undetermined", confidence="", numbers={**verdict.numbers, "e_out": error.value},
+                    sentence=f"{name} parted between steps (rel_l2 {error.value:.2g}; before, nothing differed by more than {before:.2g}); "
+                    "what changed it, backward or an optimiser, was not captured",
+                )  # fmt: skip
         return verdict
 
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
@@ -597,7 +636,3 @@ def _but_verdict(old: Verdict, /, **changes: Any) -> Verdict:
 
 def _but_finding(old: Finding, /, **changes: Any) -> Finding:
     return msgspec.structs.replace(old, **changes)
-
-
-def _annotate(verdict: Verdict, note: str) -> Verdict:
-    return verdict if not note or verdict.verdict == "identical" else _but_verdict(verdict, sentence=f"{verdict.sentence} ({note})")
