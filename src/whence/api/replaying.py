@@ -264,7 +264,9 @@ class Replayer:
         what the code says, so the code differs (`semantic`); where it does not, the kernel is at fault.
         """
         if not other.program:
-            return "", ""
+            # The reference could be replayed, so it drew none.
+            random = other.no_program.startswith("draws random numbers")
+            return ("semantic", f"only the target {other.no_program}") if random else ("", "")
         mine, theirs = self.reference.programs.get(call.program), self.target.programs.get(other.program)
         words = locate.program_difference(mine, theirs) if mine is not None and theirs is not None else ""
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from whence.records import Operation, Program
 
+_DEFAULT = "its default"
 _CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
 
 
@@ -42,7 +43,7 @@ def _arguments(a: Operation, b: Operation) -> str:
         if _literal(x) and _literal(y) and x != y:
             return f"argument {i} {x} against {y}"
     for key in sorted(set(a.kwargs) | set(b.kwargs)):
-        x, y = a.kwargs.get(key), b.kwargs.get(key)
+        x, y = a.kwargs.get(key, _DEFAULT), b.kwargs.get(key, _DEFAULT)
         if _literal(x) and _literal(y) and x != y:
             return f"{key} {x} against {y}"
     return ""

@@ -1,0 +1,70 @@
+"""Why a flagged operator is at fault: its parameters, its code, or its kernel."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import whence
+
+pytestmark = pytest.mark.torch
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Dropout(0.3), nn.Linear(48, 24)).eval()
+
+
+class BrokenKernel(TorchDispatchMode):
+    """A device whose gelu is 1 % too large."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 1.01 if func is torch.ops.aten.gelu.default else out
+
+
+def finding(tmp_path, change=None, around=None):
+    torch.set_num_threads(1)
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(1))
+    target = model()
+    with torch.no_grad():
+        reference = model()
+        with whence.capture(reference, tmp_path / "ref"):
+            reference(x)
+        if change is not None:
+            change(target)
+        with around or contextlib.nullcontext(), whence.capture(target, tmp_path / "tgt"):
+            target(x)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.status == "different"
+    first = result.findings[0]
+    return first.name, first.cause, first.sentence
+
+
+def test_a_parameter(tmp_path):
+    name, cause, sentence = finding(tmp_path, lambda m: m[3].bias.zero_())
+    assert (name, cause) == ("3", "parameter")
+    assert "bias all zero" in sentence
+
+
+def test_the_code(tmp_path):
+    def change(m):
+        m[1].approximate = "tanh"
+
+    name, cause, sentence = finding(tmp_path, change)
+    assert (name, cause) == ("1", "semantic")
+    assert "approximate its default against tanh" in sentence
+
+
+def test_code_that_draws_random_numbers(tmp_path):
+    name, cause, sentence = finding(tmp_path, lambda m: m[2].train())
+    assert (name, cause) == ("2", "semantic")
+    assert "only the target draws random numbers" in sentence
+
+
+def test_the_kernel(tmp_path):
+    name, cause, sentence = finding(tmp_path, around=BrokenKernel())
+    assert (name, cause) == ("1", "kernel")
+    assert "run again on its own inputs" in sentence
