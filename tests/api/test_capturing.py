@@ -301,3 +301,24 @@ def test_kill_9_at_twenty_moments_of_a_real_capture(trainer, tmp_path):
     draw = random.Random(7)
     for trial in range(20):
         check_killed(*killed(trainer, tmp_path / f"run{trial}", draw.randint(1, 12), draw.random() * 0.15))
+
+
+def test_parameters_are_never_kept_by_reference_into_another_run(tmp_path):
+    """A comparison maps the shards of its runs; a capture after it in the same process must not lean on them."""
+    model = torch.nn.Linear(256, 256).eval()
+    for name in ("ref", "tgt"):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(torch.zeros(1, 256))
+        run = whence.open_run(str(tmp_path / name))
+        kept = [run.array(record.id) for record in run.records]  # maps the shards
+        assert {type(record.elements).__name__ for record in run.records} == {"Kept"}, kept
+
+
+def test_weights_that_cannot_be_read_are_told_and_parameters_copied(tmp_path):
+    model = torch.nn.Linear(256, 256).eval()
+    (tmp_path / "w.safetensors").write_bytes(b"nonsense")
+    with torch.no_grad(), whence.capture(model, tmp_path / "run", weights=[str(tmp_path / "w.safetensors")]):
+        model(torch.zeros(1, 256))
+    run = whence.open_run(str(tmp_path / "run"))
+    assert any(note.kind == "weights" and "w.safetensors" in note.text for note in run.notes)
+    assert all(type(record.elements).__name__ == "Kept" for record in run.records)

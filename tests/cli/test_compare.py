@@ -69,6 +69,10 @@ def test_strict_and_coverage(runs, capsys):
     assert call(capsys, "ref", "part", "--min-coverage", "1.5")[0] == 3
 
 
+def test_bisect_skips_what_is_no_answer_also_a_misspelt_option(runs, capsys):
+    assert call(capsys, "ref", "ref", "--bisect", "--nonsense")[0] == 125
+
+
 def test_unreadable_input_is_one_line(runs, capsys):
     code, out, err = call(capsys, "ref", "nowhere")
     assert (code, out) == (3, "")

@@ -45,7 +45,11 @@ def differences(reference: Run, target: Run) -> list[str]:
     if not pairs and len(left) == 1 and len(right) == 1:
         pairs = [(next(iter(left)), next(iter(left.values())), next(iter(right.values())))]
     for name, a, b in pairs:
-        out += [f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}" for key in _WATCHED if a.get(key) != b.get(key)]
+        out += [
+            f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}"
+            for key in _WATCHED
+            if _short(a.get(key)) != _short(b.get(key))
+        ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
     for package in sorted(set(reference.info.versions) | set(target.info.versions)):

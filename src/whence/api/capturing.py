@@ -7,6 +7,7 @@ import multiprocessing.util
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
     from whence.capture.session import Session
-    from whence.records import RunInfo
+    from whence.records import External, RunInfo
 
 _SHARE_OF_FREE_SPACE = 4
 
@@ -54,7 +55,7 @@ def capture(
     listener = None
     try:
         if chosen.ranks is None or session.rank in chosen.ranks:
-            listener = Listener(session, model, find_external=_externals(model, chosen))
+            listener = Listener(session, model, find_external=_Externals(model, session))
             listener.install()
         yield session
     finally:
@@ -72,7 +73,8 @@ def attach(options: CaptureOptions, run_path: str) -> None:
         return
 
     def start() -> Listener:
-        listener = Listener(_session(run_path, chosen, None), None, find_external=_externals(None, chosen))
+        session = _session(run_path, chosen, None)
+        listener = Listener(session, None, find_external=_Externals(None, session))
         listener.install()
         return listener
 
@@ -129,21 +131,41 @@ def _info(options: CaptureOptions) -> RunInfo:
     return launch.describe(tuple(sys.argv), options, interpreter.versions_here())
 
 
-def _externals(model: Any, options: CaptureOptions) -> Any:
-    """Looks a parameter's bytes up in the checkpoint files this process reads; None when there are none."""
-    from whence import store
+class _Externals:
+    """Looks a parameter's bytes up in checkpoint files: the ones given by the user, else those this process reads by itself."""
 
-    given = list(options.weights)
+    def __init__(self, model: Any, session: Session) -> None:
+        self._model, self._session = model, session
+        self._given = tuple(session.options.weights)
+        self._files: tuple[str, ...] | None = None
+        self._looked = 0.0
+        self._candidates: Any = None
 
-    def find(digest: bytes, dtype: str, shape: tuple[int, ...], data: Any) -> Any:
-        files = given or _checkpoints(model)
-        return store.find_external(digest, dtype, shape, data, files) if files else None
+    def __call__(self, digest: bytes, dtype: str, shape: tuple[int, ...], data: Any) -> External | None:
+        """Where the bytes lie, None when nowhere. Called once per parameter: files are looked for at most once a second."""
+        now = time.monotonic()
+        if self._files is None or (not self._given and now - self._looked > 1.0):
+            self._looked = now
+            self._know(self._given or _checkpoints(self._model))
+        found: External | None = self._candidates.find(digest, dtype, data.nbytes, data) if self._files else None
+        return found
 
-    return find
+    def _know(self, files: tuple[str, ...]) -> None:
+        from whence import store
+
+        if files == self._files:
+            return
+        self._files, self._candidates = files, store.Candidates(files)
+        if self._given:
+            for path, reason in self._candidates.skipped.items():
+                self._session.note("weights", f"--weights {path} cannot be used, parameters are copied: {reason}")
 
 
-def _checkpoints(model: Any) -> list[str]:
-    """Checkpoint files this process has mapped, and those beside the model's name when that is a folder."""
+def _checkpoints(model: Any) -> tuple[str, ...]:
+    """Checkpoint files this process has mapped, and those beside the model's name when that is a folder.
+
+    Never the shards of a run: it may be scrubbed or deleted, and would take the parameters of this one with it.
+    """
     found: dict[str, None] = {}
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(model, "name_or_path", "")
     if isinstance(name, str) and name and Path(name).is_dir():
@@ -156,4 +178,4 @@ def _checkpoints(model: Any) -> list[str]:
         place = line.partition("/")
         if place[1] and place[2].endswith((".safetensors", ".gguf")):
             found["/" + place[2]] = None
-    return list(found)
+    return tuple(path for path in found if not (Path(path).parent / "journal.jsonl").exists())

@@ -25,6 +25,7 @@ ORDER = ("run", "compare", "show", "report", "demo")
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+BISECT_SKIP = 125
 
 
 class Commands(click.Group):
@@ -108,6 +109,12 @@ def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit code; whatever happens has been told on stderr."""
     if "_WHENCE_COMPLETE" in os.environ:
         group.main(arguments, prog_name="whence")
+    code = _execute(arguments)
+    # For git bisect everything that is no answer means "skip this commit"; 3 would mean "bad".
+    return BISECT_SKIP if code == USAGE and "--bisect" in arguments else code
+
+
+def _execute(arguments: list[str]) -> int:
     debug = os.environ.get("WHENCE_DEBUG", "") not in ("", "0") or "--debug" in arguments[:1]
     try:
         code = _invoke(arguments)

@@ -42,23 +42,14 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
-    from whence.errors import WhenceError
 
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
-    try:
-        folder = output or str(api.free_output())
-        result = api.compare(
-            reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
-            min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], progress=_progress(),
-        )  # fmt: skip
-    except WhenceError:
-        if bisect:
-            import traceback
-
-            sys.stderr.write(traceback.format_exc(limit=0))
-            return 125
-        raise
+    folder = output or str(api.free_output())
+    result = api.compare(
+        reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
+        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], progress=_progress(),
+    )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))
     elif form == "json":
