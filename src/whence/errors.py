@@ -23,10 +23,6 @@ class ElementsMissing(WhenceError):
     """The record is known (shape, dtype, statistics) but its elements were not kept, or cannot be read back."""
 
 
-class ShapeMismatch(WhenceError):
-    """Two arrays of different shape were measured; bringing both to one shape is the work of `align`."""
-
-
 class OutputExists(WhenceError):
     """An output path that already exists and would be overwritten; `--force` replaces it."""
 

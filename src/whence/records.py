@@ -15,9 +15,6 @@ import numpy as np
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 
-PHASES = ("forward", "recompute", "backward", "optimizer")
-SLOT_KINDS = ("param", "input", "output", "mutated", "grad")
-
 
 class Key(NamedTuple):
     """Names one tensor of one run: which process, which model, when, where, which operator, which of its tensors."""

@@ -14,17 +14,6 @@ VERDICTS = (
     "identical", "noise", "declared", "precision", "inherited", "amplified", "introduced",
     "param-diff", "structural", "nondeterministic", "incomparable", "undetermined",
 )  # fmt: skip
-CAUSES = ("parameter", "kernel", "semantic", "structural", "")
-CONFIDENCES = ("certain", "likely", "suspect", "")
-EVIDENCE = ("replay", "two dumps", "statistics", "text", "")
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """One number, or the reason why there is none."""
-
-    metric: str
-    value: float | None
-    why: str = ""
 
 
 class Measured(msgspec.Struct, frozen=True):

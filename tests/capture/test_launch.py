@@ -658,10 +658,3 @@ def test_child_environment_changes_nothing_else():
 
 def test_no_determinism_asked_no_torch_needed():
     launch.apply_determinism(CaptureOptions())
-
-
-def test_small_words():
-    assert launch.counted(1204, "call") == "1 204 calls"
-    assert launch.counted(1, "process", "processes") == "1 process"
-    assert launch.nbytes(412_300_000) == "412 MB"
-    assert launch.nbytes(0) == "0 B"

@@ -57,8 +57,6 @@ def test_which_calls(given, numbers):
 def test_steps_end():
     selector = Selector(make(steps="2:4"))
     assert [selector.wants("a", "A", 1, "1", step) for step in range(6)] == [False, False, True, True, False, False]
-    assert [selector.over(step) for step in range(6)] == [False] * 4 + [True] * 2
-    assert not Selector(make(steps="2:")).over(10**9)
 
 
 def test_the_answer_is_asked_for_once():

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from whence.capture import options
-from whence.capture.session import Session, human_bytes, load_on_record
+from whence.capture.session import Session, load_on_record
 from whence.errors import StoreFailed, UsageError
 from whence.records import Call
 
@@ -227,10 +227,3 @@ def test_on_record_is_not_noted_for_ever():
 def test_an_on_record_that_cannot_be_found(spec, words):
     with pytest.raises(UsageError, match=words):
         load_on_record(spec)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (312_000_000, "312 MB"), (1.44e9, "1.44 GB")]
-)
-def test_human_bytes(nbytes, text):
-    assert human_bytes(nbytes) == text

@@ -59,20 +59,6 @@ def differences(reference: Run, target: Run) -> list[str]:
     return out
 
 
-def dtype_sentence(reference: Run, target: Run) -> str:
-    """ "float32 against bfloat16" when the parameters of the runs differ in dtype, else ""."""
-
-    def main(run: Run) -> str:
-        counts: dict[str, int] = {}
-        for setting in settings_of(run).values():
-            for name, n in (setting.get("parameter_dtypes") or {}).items():
-                counts[name] = counts.get(name, 0) + int(n)
-        return max(counts, key=lambda k: counts[k]) if counts else ""
-
-    a, b = main(reference), main(target)
-    return f"{a} against {b}" if a and b and a != b else ""
-
-
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "+".join(str(k) for k in value) or "none"

@@ -80,6 +80,7 @@ class _Comparing:
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
         self.calls = self.reference.calls
+        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids = children(align.selected(self.calls))
 
     # ---- the stages
@@ -91,7 +92,7 @@ class _Comparing:
             self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
         with self._timed("measure"):
             self.measured = self._measure()
-        self.inputs_differ, self.diverged = self._first_things()
+        self.inputs_differ = self._first_things()
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
             verdicts = self._judge()
@@ -159,17 +160,16 @@ class _Comparing:
 
     # ---- first things first
 
-    def _first_things(self) -> tuple[list[str], dict[tuple[str, int], str]]:
-        """(root inputs that differ without an explanation, steps whose tokens parted within noise with the sentence that says so)."""
-        made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+    def _first_things(self) -> list[str]:
+        """Root inputs that differ without an explanation, in sentences. Tokens that parted within noise explain themselves: a note each."""
         sentences: list[str] = []
-        parted: dict[tuple[str, int], str] = {}
+        parted: set[tuple[str, int]] = set()
         for pair, slots in zip(self.plan.pairs, self.slots):
             call = self.calls[pair.reference]
             if call.parent != -1:
                 continue
             for slot in slots.values():
-                if not slot.reference_slot.startswith("input") or slot.reference_record in made:
+                if not slot.reference_slot.startswith("input") or slot.reference_record in self.made:
                     continue
                 a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
                 error = self._error(slot)
@@ -181,11 +181,11 @@ class _Comparing:
                 sentence = self._input_sentence(call, slot)
                 why = self._token_flip(pair, slot) if call.step > 0 else ""
                 if why:
-                    parted[call.root, call.step - 1] = why
+                    parted.add((call.root, call.step - 1))
                     self.notes.append(why)
                 else:
                     sentences.append(sentence)
-        return sentences, parted
+        return sentences
 
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
         name = slot.reference_slot.removeprefix("input.")
@@ -235,7 +235,6 @@ class _Comparing:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         self.first: dict[int, int] = {}
         self.locals: list[tuple[int, judge.Local]] = []
-        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}

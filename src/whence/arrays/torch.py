@@ -7,6 +7,7 @@ after the work queued on the current stream.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,15 @@ def plain(value: Any) -> list[tuple[str, Any]] | None:
             return None
         out += [(f"{name}.{rest}" if rest else name, tensor) for rest, tensor in inner]
     return out
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors of a value that is one, or lists and tuples of them, in order; anything else holds none."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def readable(tensor: Any) -> bool:

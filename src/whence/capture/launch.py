@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from whence.capture import interpreter, secrets
 from whence.capture.options import CaptureOptions, decode
+from whence.capture.words import counted, size
 from whence.errors import CaptureError, WhenceError
 from whence.records import Run, RunInfo
 
@@ -110,7 +111,7 @@ def conclude(
         run, problem = None, str(err)
     if run is not None and (any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))):
         steps = len({(s.root, s.step) for s in run.steps})
-        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {nbytes(on_disk(absolute))} in {shown}"
+        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {size(on_disk(absolute))} in {shown}"
         tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
         if processes.errors:
             tell(f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be captured, see {shown}/{ERRORS}")
@@ -399,17 +400,3 @@ def apply_determinism(options: CaptureOptions, *, torch_only: bool = False) -> N
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """ "1 step", "1 204 calls"."""
-    return f"{number:,}".replace(",", " ") + " " + (noun if number == 1 else plural or noun + "s")
-
-
-def nbytes(size: float) -> str:
-    """A size in decimal units with three digits: "412 MB", "1.25 GB", "0 B"."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")

@@ -79,10 +79,6 @@ class Selector:
         """Is this process captured at all?"""
         return self._options.ranks is None or rank in self._options.ranks
 
-    def over(self, step: int) -> bool:
-        """Can no later step be wanted any more? Then the capture may go to sleep."""
-        return self._stop is not None and step >= self._stop
-
     def elements(self, scope: str, slot: str) -> bool:
         """May elements of this slot be kept? False for names given by `no_inputs`, which hold statistics only.
 

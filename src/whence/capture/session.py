@@ -19,6 +19,7 @@ import numpy as np
 from whence.arrays import host
 from whence.capture.options import CaptureOptions
 from whence.capture.selection import Selector
+from whence.capture.words import size as size_words
 from whence.errors import StoreFailed, UsageError
 from whence.records import Call, External, Note, Program, Sink, Statistics, Step
 
@@ -38,15 +39,6 @@ def load_on_record(spec: str) -> OnRecord:
     if not callable(function):
         raise UsageError(f"--on-record {spec!r}: {module_name!r} has no function {name!r}")
     return function  # type: ignore[no-any-return]
-
-
-def human_bytes(nbytes: float) -> str:
-    """312 MB, 1.4 GB: three significant digits, powers of 1000."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000 or unit == "GB":
-            return f"{nbytes:.3g} {unit}" if nbytes < 100 or unit == "bytes" else f"{nbytes:.0f} {unit}"
-        nbytes /= 1000
-    raise AssertionError
 
 
 class Session:
@@ -141,8 +133,8 @@ class Session:
         self._step_start, self._parameters_before = used, self._parameter_bytes
         if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
             self.elements_on = False
-            needed = f"{human_bytes(used)} used, the next step needs {human_bytes(self._step_bytes.get(root, 0))}"
-            self.note("budget", f"elements end here: {needed}, --max-bytes is {human_bytes(self.max_bytes)}; statistics and hashes go on")
+            needed = f"{size_words(used)} used, the next step needs {size_words(self._step_bytes.get(root, 0))}"
+            self.note("budget", f"elements end here: {needed}, --max-bytes is {size_words(self.max_bytes)}; statistics and hashes go on")
 
     def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
         """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one.
@@ -151,7 +143,7 @@ class Session:
         """
         if self.elements_on and self._sink is not None and self._sink.nbytes + waiting > self.max_bytes:
             self.elements_on = False
-            self.note("budget", f"elements end inside this step: it does not fit --max-bytes {human_bytes(self.max_bytes)}", scope, step)
+            self.note("budget", f"elements end inside this step: it does not fit --max-bytes {size_words(self.max_bytes)}", scope, step)
 
     def end_step(self, root: str, step: int) -> None:
         """An outermost call of `root` has ended. The first time, says how large a step is and how many fit."""
@@ -175,15 +167,15 @@ class Session:
         elif root not in self._announced:
             self._announced.add(root)
             if self.options.keep == "full":
-                self._tell(f"whence: {root}: no whole step fits --max-bytes {human_bytes(self.max_bytes)}; statistics and hashes go on")
+                self._tell(f"whence: {root}: no whole step fits --max-bytes {size_words(self.max_bytes)}; statistics and hashes go on")
 
     def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
-        once = f"parameters {human_bytes(parameters)} once, " if parameters else ""
+        once = f"parameters {size_words(parameters)} once, " if parameters else ""
         if size <= 0:
             return f"whence: {root}: {once}no elements in a step"
         fit = max(1, 1 + int((self.max_bytes - self._step_start - parameters - size) // size))
         count = f"{fit:,}".replace(",", " ")
-        return f"whence: {root}: {once}{human_bytes(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
+        return f"whence: {root}: {once}{size_words(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
 
     # ---- what a listener hands over
 

@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.arrays.torch import NAMES, canonical
+from whence.arrays.torch import NAMES, canonical, tensors_in
 from whence.records import Operation, Program
 
 MAX_CONSTANT_BYTES = 1 << 20
@@ -499,7 +499,7 @@ class Recorder:
         return facts, named, encoded, encoded_kwargs
 
     def _check_written(self, value: Any) -> None:
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             if tensor.numel() and tensor.untyped_storage()._cdata in self._unwritten:
                 self._stop("a tensor changed without an operator that wrote it (memory made by `empty` is read)")
 
@@ -521,13 +521,13 @@ class Recorder:
         names = facts.writes
         if facts.base in _STATISTICS_WRITERS and (named.get("training", named.get("train", named.get("use_input_stats")))):
             names = (*names, "running_mean", "running_var")
-        return [t for name in names for t in _tensors(named.get(name))]
+        return [t for name in names for t in tensors_in(named.get(name))]
 
     def _after(
         self, func: Any, args: Any, kwargs: Any, out: Any, facts: _Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any
     ) -> None:
         name = facts.name
-        outs = list(_tensors(out))
+        outs = list(tensors_in(out))
         written = self._written(facts, named)
         place = len(self._operations)
         guard = None
@@ -578,7 +578,7 @@ class Recorder:
     @staticmethod
     def _size_depends_on_data(facts: _Facts, named: dict[str, Any]) -> bool:
         if facts.base == "index":
-            return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(named.get("indices")))
+            return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices")))
         if facts.base == "repeat_interleave":
             return "output_size" not in named and any(n in named and isinstance(named[n], torch.Tensor) for n in ("repeats",))
         if facts.base == "where":
@@ -595,7 +595,7 @@ class Recorder:
             return False
         if facts.base in _FILLED or facts.base.endswith("_like"):
             return named.get("dtype") is None and "self" not in named
-        floats = [t for value in named.values() for t in _tensors(value) if t.is_floating_point()]
+        floats = [t for value in named.values() for t in tensors_in(value) if t.is_floating_point()]
         if not floats:
             return True  # int -> float: positions, counts
         pins = [t for t in floats if t.dtype is torch.float32 and _layout(t) in self._pinned]
@@ -876,14 +876,6 @@ def _renumbered(operations: dict[int, int], inputs: dict[int, int], constants: d
     if len(value) == 1 and type(value.get("const")) is int:
         return {"const": constants[value["const"]]}
     return {kind: walk(at) for kind, at in value.items()}
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 # ---- reading the caller's code

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.arrays.torch import TORCH, from_host, to_host
+from whence.arrays.torch import TORCH, from_host, tensors_in, to_host
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
@@ -461,7 +461,7 @@ class _Bytes(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
+        for tensor in tensors_in(out):
             # What an expanded view covers costs nothing.
             self.largest = max(self.largest, tensor.untyped_storage().nbytes())
         return out
@@ -579,18 +579,18 @@ class _Execution:
         if not self.bounded and not self.meta:
             self.bound(step, args, kwargs)
         if self.stepwise and step.base in stepwise.WRITTEN_OUT:
-            return list(_tensors(stepwise.WRITTEN_OUT[step.base](named)))
+            return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))
         out = self.call(place, step, args, kwargs, named)
         if operation.guard is not None:
             self.guard(step, operation.guard, out)
-        made = list(_tensors(out))
+        made = list(tensors_in(out))
         if self.policy.wide and not step.writes and step.allocates:
             made = [self.policy.widened(t) for t in self.exact_ints(step, args, kwargs, made)]
         return made
 
     def dtypes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         policy = self.policy
-        operand = next(_tensors([*args, *kwargs.values()]), None)
+        operand = next(tensors_in([*args, *kwargs.values()]), None)
         told = False
         out = []
         for value in args:
@@ -607,7 +607,7 @@ class _Execution:
         return tuple(out), changed
 
     def guard(self, step: _Step, expected: float | bool, out: Any) -> None:
-        found = out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in _tensors(out))
+        found = out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in tensors_in(out))
         if found != expected:
             what = "read" if isinstance(out, (bool, int, float)) else "elements"
             raise ReplayRefused(f"guard: {step.operation.name} {what} {found!r} where the recording had {expected!r}")
@@ -624,7 +624,7 @@ class _Execution:
             largest = _bound_by_data(step.base, dict(zip(step.names, args)) | kwargs)
         elif largest is None:
             # No meta kernel, or operands of mixed dtypes. Grown at most by its integers.
-            given = sum(t.untyped_storage().nbytes() for t in _tensors([*args, *kwargs.values()]))
+            given = sum(t.untyped_storage().nbytes() for t in tensors_in([*args, *kwargs.values()]))
             largest = 8 * given * max([1, *(_product(v) for v in (*args, *kwargs.values()))])
         self.total += largest
         if largest > self.loaded.max_bytes or self.total > 16 * self.loaded.max_bytes:
@@ -632,7 +632,7 @@ class _Execution:
 
     def from_shapes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """An upper bound in bytes for the everyday operators; None for the others. Loads nothing, where meta kernels load a compiler."""
-        given = list(_tensors([*args, *kwargs.values()]))
+        given = list(tensors_in([*args, *kwargs.values()]))
         widest = 16  # bytes of a complex128
         if step.base == "arange":
             numbers = [a for a in args if isinstance(a, (int, float))]
@@ -670,7 +670,7 @@ class _Execution:
             return torch.device("meta") if isinstance(value, torch.device) else value
 
         shadow = {k: meta(v) for k, v in kwargs.items()}
-        if next(_tensors([*args, *kwargs.values()]), None) is None:
+        if next(tensors_in([*args, *kwargs.values()]), None) is None:
             shadow["device"] = torch.device("meta")
         try:
             with _Bytes() as seen:
@@ -695,7 +695,7 @@ class _Execution:
                 raise ReplayRefused(f"{name}: another layout than in the recording, and what it views is written ({text})") from error
             with contextlib.suppress(RuntimeError):
                 return args[0].reshape(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
-        floats = {t.dtype for t in _tensors([*args, *kwargs.values()]) if t.is_floating_point()}
+        floats = {t.dtype for t in tensors_in([*args, *kwargs.values()]) if t.is_floating_point()}
         if not self.policy.recorded and (floats or self.policy.wide):
             common = torch.float32 if self.policy.wide else None
             for dtype in floats:
@@ -727,7 +727,7 @@ class _Execution:
                 return dtype
             return value
 
-        floats = [t.dtype for t in _tensors([*args, *kwargs.values()]) if t.is_floating_point()]
+        floats = [t.dtype for t in tensors_in([*args, *kwargs.values()]) if t.is_floating_point()]
         out = step.func(*(to(a) for a in args), **{k: to(v) for k, v in kwargs.items()})
         if step.writes:
             back = []
@@ -735,26 +735,26 @@ class _Execution:
                 if old is not new:
                     old.copy_(new)
                 back.append((old, new))
-            return [next((old for old, new in back if new is t), t) for t in _tensors(out)]
+            return [next((old for old, new in back if new is t), t) for t in tensors_in(out)]
         wanted = floats[0] if floats and all(f is floats[0] for f in floats) else None
-        return [t.to(wanted) if wanted is not None and t.is_floating_point() else t for t in _tensors(out)]
+        return [t.to(wanted) if wanted is not None and t.is_floating_point() else t for t in tensors_in(out)]
 
     def exact_ints(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> list[Any]:
         """Integers that an operator turned into the default floating dtype (`positions / 10`), once more in float64."""
-        given = list(_tensors([*args, *kwargs.values()]))
+        given = list(tensors_in([*args, *kwargs.values()]))
         if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in given):
             return made
         if not given or not any(t.is_floating_point() and t.dtype is not torch.float64 for t in made):
             return made
         with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
             widened = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype is not torch.bool else a for a in args]
-            return list(_tensors(step.func(*widened, **kwargs)))
+            return list(tensors_in(step.func(*widened, **kwargs)))
         return made
 
 
 def _bound_by_data(base: str, named: dict[str, Any]) -> int:
     """Bytes that an operator whose size depends on its elements makes at most, read off the elements."""
-    tensors = list(_tensors(list(named.values())))
+    tensors = list(tensors_in(list(named.values())))
     first = tensors[0]
     if base in ("one_hot", "bincount"):
         classes = max(int(first.max()) + 1 if first.numel() else 0, named.get("num_classes", -1), named.get("minlength", 0))
@@ -769,11 +769,3 @@ def _product(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return math.prod(_product(item) for item in value)
     return max(1, value) if type(value) is int else 1
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

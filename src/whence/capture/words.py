@@ -1,0 +1,17 @@
+"""Counts and sizes as a person reads them."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """ "1 step", "1 204 calls"."""
+    return f"{number:,}".replace(",", " ") + " " + (noun if number == 1 else plural or noun + "s")
+
+
+def size(nbytes: float) -> str:
+    """A size in decimal units with three digits: "412 MB", "1.25 GB", "0 B"."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if nbytes < 999.5 or unit == "TB":
+            return f"{nbytes:.3g} {unit}" if nbytes < 999.5 else f"{nbytes:.0f} {unit}"
+        nbytes /= 1000
+    raise AssertionError("unreachable")
