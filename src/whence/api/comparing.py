@@ -114,7 +114,7 @@ class _Comparing:
             status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path,
             findings=tuple(found),
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
-            unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
+            unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
             without_partner=self._without_partner(),
@@ -238,7 +238,13 @@ class _Comparing:
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
-        self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
+        self.inside: dict[int, int] = {}
+        self.inner: dict[int, dict[str, int]] = {}
+        self.replayer = None
+        if self.options.replay:
+            self.replayer = Replayer(
+                self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow
+            )  # fmt: skip
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
@@ -320,7 +326,37 @@ class _Comparing:
         found = self.replayer.figures(
             call, other, lambda slot: self._slot(index, slot), given, lambda slot, needs: self._all_same(index, (slot, *needs))
         )
-        self.locals += [(call.id, figures) for figures in found.local.values()]
+        self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
+        if found.inside:
+            self.inside[call.id] = found.inside
+        return found
+
+    def _inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
+        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        held = self.inner.get(other.id)
+        if held is None:
+            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            self.inner[other.id] = held
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}")
+        scope = align.normal_scope(other.scope)
+        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
+        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+
+    def _inner_parameters(self, call: Call, other: Call) -> list[tuple[str, judge.ParameterDifference]]:
+        """The parameters of the calls below that have no partner, against those that the target's call has itself."""
+        found: list[tuple[str, judge.ParameterDifference]] = []
+        seen: set[tuple[int, int]] = set()
+        below = [k for k in self.kids.get(call.id, ()) if k not in self.pair_of]
+        while below:
+            inner = self.calls[below.pop()]
+            below += [k for k in self.kids.get(inner.id, ()) if k not in self.pair_of]
+            for ref in inner.slots("param"):
+                pair = self._inner_parameter(other, inner, ref.slot)
+                if pair is None or (pair.reference_record, pair.target_record) in seen or not self._is_given(inner, pair):
+                    continue
+                seen.add((pair.reference_record, pair.target_record))
+                found.append((f"{inner.scope}.{ref.slot[6:]}", self._parameter(pair)))
         return found
 
     def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
@@ -401,8 +437,9 @@ class _Comparing:
         made = set(region.outputs)
         own: list[tuple[str, SlotPair]] = []
         for name, slot in outputs:
+            # What calls without a partner made was never seen face to face before.
+            handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
-            handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
             if not handed_on or (
                 seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
@@ -417,6 +454,7 @@ class _Comparing:
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         if region.stretch == 0:
             _, _, parameters = self._sorted(call, self.slots[index])
+            parameters += self._inner_parameters(call, self.target.calls[pair.target])
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
         if not own and not wrong:
             return None
@@ -489,7 +527,7 @@ class _Comparing:
         key = (slot.reference_record, slot.target_record)
         known = self.parameter_cache.get(key)
         if known is None:
-            if self.measured[key].identical:
+            if key in self.measured and self.measured[key].identical:
                 known = judge.ParameterDifference(True, True)
             else:
                 arrays = self._arrays(slot)
@@ -550,9 +588,10 @@ class _Comparing:
             len(selected),
             len(self.plan.pairs),
             measured,
-            len(self.plan.pairs) - len(self.not_replayed) if self.replayer is not None else 0,
+            len(self.plan.pairs) - len(self.not_replayed) + sum(self.inside.values()) if self.replayer is not None else 0,
             sum(1 for c in selected if c.program),
             root_ok,
+            sum(self.inside.values()),
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
@@ -626,8 +665,13 @@ class _Comparing:
             return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
 
         plan = self.plan
+        inside: set[int] = set()
+        todo = list(self.inside)
+        while todo:
+            inside.update(below := [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of])
+            todo += below
         sides = {
-            "reference": names(self.calls, plan.unmatched_reference),
+            "reference": names(self.calls, (i for i in plan.unmatched_reference if i not in inside)),
             "target": names(self.target.calls, plan.unmatched_target),
             "ambiguous": names(self.calls, (a for a, _ in plan.ambiguous)),
         }

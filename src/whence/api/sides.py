@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from whence import align, judge
+import numpy as np
+
+from whence import align, dtypes, judge
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
@@ -14,6 +16,7 @@ from whence.records import Call, Program, Run, children
 
 # A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
 _CHECKS = 3
+_SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
 
 class Side:
@@ -59,6 +62,25 @@ class Side:
             {slot: run.array(record) for slot, record in records.items()},
             {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
         )
+
+    def lent(self, record: int | None) -> Array | None:
+        """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
+
+        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        """
+        if record is None:
+            return None
+        try:
+            array = self.run.array(record)
+        except ElementsMissing:
+            return None
+        kind = dtypes.of(array)
+        if kind.is_floating:
+            values = np.unique(array.astype(np.float64)) if kind.kind != "complex" else np.zeros(4)
+            top = _SENTINEL * (kind.max_finite or np.inf)
+            if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
+                return None
+        return array
 
     # ---- programs
 
@@ -119,7 +141,7 @@ class Side:
         from whence.replay.check import check
 
         program = loaded.program
-        there = self._determined(loaded, slots)
+        there = loaded.determined(slots)
         made = self.records(call, there)
         if not made:
             missing = [s for s in (*program.inputs, *program.params) if s not in slots]
@@ -137,20 +159,9 @@ class Side:
             return ""
         return why
 
-    @staticmethod
-    def _determined(loaded: Any, slots: dict[str, int]) -> list[str]:
-        """Outputs for which all they rest on is there."""
-        program = loaded.program
-        out = []
-        for slot, _ in program.outputs:
-            part = loaded.part((slot,))
-            if all(program.inputs[k] in slots for k in part.inputs) and all(s in slots for s in part.params):
-                out.append(slot)
-        return out
-
     def _beyond_rounding(self, call: Call, loaded: Any, slots: dict[str, int]) -> bool:
         """Is what the call recorded further from its program than rounding explains?"""
-        there = self._determined(loaded, slots)
+        there = loaded.determined(slots)
         try:
             arrays, strides = self.arrays(slots)
             made, _ = self.arrays(self.records(call, there))

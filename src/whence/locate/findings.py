@@ -96,7 +96,7 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     name = call.scope or call.root
     names = dict.fromkeys(calls[m.region.call].scope or calls[m.region.call].root for m in members)
     sentence = verdict.sentence
-    if chosen.region.stretch >= 0:
+    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers:
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,15 @@ class Loaded:
         if found is None:
             found = self._plans[wanted] = _part(self.program, self._steps, set(wanted))
         return found
+
+    def needs(self, output: str) -> frozenset[str]:
+        """Slots of the inputs and params that this output rests on."""
+        part = self.part((output,))
+        return part.params.union(self.program.inputs[k] for k in part.inputs)
+
+    def determined(self, there: Collection[str]) -> list[str]:
+        """The outputs for which all that they rest on is there."""
+        return [slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))]
 
     def hold(self, params: Mapping[str, Array], *, working: str = "recorded", strides: Mapping[str, tuple[int, ...]] | None = None) -> Held:
         """The params that are there, converted once for several runs with this `working` and `strides`."""
