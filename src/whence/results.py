@@ -69,7 +69,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
     pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a container.
     score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
-    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...).
+    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...). where: the module below the call that it is about, ""
+    for the call itself. operator: the operator inside that it is due to ("aten.mul.Tensor"), "" where that is not known.
+    side: whose error it is, "target" or "reference".
     """
 
     pair: int
@@ -82,10 +84,16 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     numbers: dict[str, float | None] = {}
     sentence: str = ""
     slot: str = ""
+    where: str = ""
+    operator: str = ""
+    side: str = "target"
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An operator at fault. Siblings with one signature are one finding; `also` names the others."""
+    """An operator at fault. Siblings with one signature are one finding; `also` names the others.
+
+    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is.
+    """
 
     name: str
     op_type: str
@@ -106,6 +114,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     worst_reference: float | None = None
     worst_target: float | None = None
     pair: int = -1
+    operator: str = ""
+    side: str = "target"
 
 
 class Coverage(msgspec.Struct, frozen=True):

@@ -317,7 +317,7 @@ class _Comparing:
             self.not_replayed.add(call.id)
         if not found.local:
             return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
-        verdict = self._with_cause(_but(evidence, local=list(found.local.items())), call, other)
+        verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
 
     def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
@@ -343,9 +343,9 @@ class _Comparing:
         mine = next((r.record for r in inner.refs if r.slot == slot), None)
         return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
 
-    def _inner_parameters(self, call: Call, other: Call) -> list[tuple[str, judge.ParameterDifference]]:
-        """The parameters of the calls below that have no partner, against those that the target's call has itself."""
-        found: list[tuple[str, judge.ParameterDifference]] = []
+    def _inner_parameters(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
+        """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
+        found: list[tuple[str, str, judge.ParameterDifference]] = []
         seen: set[tuple[int, int]] = set()
         below = [k for k in self.kids.get(call.id, ()) if k not in self.pair_of]
         while below:
@@ -356,16 +356,17 @@ class _Comparing:
                 if pair is None or (pair.reference_record, pair.target_record) in seen or not self._is_given(inner, pair):
                     continue
                 seen.add((pair.reference_record, pair.target_record))
-                found.append((f"{inner.scope}.{ref.slot[6:]}", self._parameter(pair)))
+                found.append((inner.scope, ref.slot[6:], self._parameter(pair)))
         return found
 
     def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
         verdict = judge.judge_leaf(evidence)
-        if verdict.verdict != "introduced" or self.replayer is None:
+        if verdict.verdict != "introduced" or verdict.side == "reference" or self.replayer is None:
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
-        cause, words = self.replayer.cause(call, other, lambda slot: self._slot(evidence.pair, slot), flagged)
-        return judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+        found = self.replayer.cause(call, other, lambda slot: self._slot(evidence.pair, slot), flagged)
+        verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
+        return _but_verdict(verdict, operator=found.operator)
 
     def _slot(self, index: int, slot: str) -> SlotPair | None:
         """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
@@ -452,9 +453,12 @@ class _Comparing:
             if r in self.first and (r, self.first[r]) in self.measured
         ]
         parameters: list[tuple[str, judge.ParameterDifference]] = []
+        inner: dict[str, str] = {}
         if region.stretch == 0:
             _, _, parameters = self._sorted(call, self.slots[index])
-            parameters += self._inner_parameters(call, self.target.calls[pair.target])
+            for scope, name, difference in self._inner_parameters(call, self.target.calls[pair.target]):
+                inner[f"{scope}.{name}"] = scope
+                parameters.append((f"{scope}.{name}", difference))
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
         if not own and not wrong:
             return None
@@ -462,16 +466,18 @@ class _Comparing:
         u = max((e.u for e in errors_out), default=0.0)
         evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
-            return _but_verdict(judge.judge_leaf(evidence), stretch=region.stretch)
+            parameter = judge.judge_leaf(evidence)
+            return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
         if all(e.exact for e in errors_out) or self.replayer is None:
             return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         rest = [self._error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
-        verdict = None
+        verdict: Verdict | None = None
         if local:
             verdict = _but_verdict(
-                self._with_cause(_but(evidence, local=local), call, self.target.calls[pair.target]), stretch=region.stretch
+                self._with_cause(_but(evidence, local=local, broken=found.broken), call, self.target.calls[pair.target]),
+                stretch=region.stretch,
             )
         if not rest:
             return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))

@@ -15,7 +15,7 @@ from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Run
+from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
@@ -29,17 +29,28 @@ Slots = Callable[[str], SlotPair | None]
 class Replayed:
     """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
 
-    inside: how many calls without a partner ran as part of it.
+    inside: how many calls without a partner ran as part of it. broken: the target agrees with the reference's program, and what
+    the reference recorded does not, by so many times what rounding explains.
     """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     inside: int = 0
+    broken: float = 0.0
 
     @property
     def why(self) -> str:
         """The first reason why something could not be replayed, "" when all was."""
         return next(iter(self.refused.values()), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an operator is at fault: kernel, semantic or "" (not known), in words, and which operator inside it."""
+
+    cause: str = ""
+    words: str = ""
+    operator: str = ""
 
 
 class _Params:
@@ -97,7 +108,7 @@ class Replayer:
     def _figures(
         self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool]
     ) -> Replayed:
-        loaded = self.reference.trusted(call)
+        loaded, broken = self._loaded(call)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
         faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
         alone = self.reference.records(call, [s for s in program.inputs if s not in faced])
@@ -139,7 +150,20 @@ class Replayer:
             for slot, y in produced.items():
                 again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot))
                 found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
+        if broken and any(local.score > 1 for local in found.local.values()):
+            return Replayed(refused={"": self.reference.disagreement(call)[1]})
+        found.broken = broken
         return found
+
+    def _loaded(self, call: Call) -> tuple[Any, float]:
+        """(program, 0), or, where the reference itself does not give what its program gives, (program, by how much)."""
+        try:
+            return self.reference.trusted(call), 0.0
+        except ReplayRefused:
+            score, _ = self.reference.disagreement(call)
+            if not np.isfinite(score) or score <= 1:
+                raise
+            return self.reference.load(call), score
 
     def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
         """The inputs that children without a partner leave: they run again too."""
@@ -228,8 +252,8 @@ class Replayer:
 
     # ---- why a flagged operator is at fault
 
-    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> tuple[str, str]:
-        """(cause, words) of an introduced error whose parameters are equal. flagged: the outputs in question.
+    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> Cause:
+        """The cause of an introduced error whose parameters are equal. flagged: the outputs in question.
 
         The target's own program on its own inputs: where it gives what the target recorded (within rounding), the kernel does
         what the code says, so the code differs (`semantic`); where it does not, the kernel is at fault.
@@ -237,7 +261,7 @@ class Replayer:
         if not other.program:
             # The reference could be replayed, so it drew none.
             random = other.no_program.startswith("draws random numbers")
-            return ("semantic", f"only the target {other.no_program}") if random else ("", "")
+            return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
         words = ""
         try:
             mine, theirs = self.reference.program(call), self.target.program(other)
@@ -248,15 +272,35 @@ class Replayer:
             arrays, strides = self.target.arrays(self.target.records(other, (*theirs.inputs, *theirs.params)))
             made, _ = self.target.arrays(self.target.records(other, outputs))
             wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
+            right: dict[int, Array] = {}
             with Threads(1):
-                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made))
+                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made), trace=right.__setitem__)
                 w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
-            scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
+                scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
+                if scores and max(scores) > 1:
+                    alone = locate.only_operator(theirs)
+                    what = f"the target's own operators ({alone})" if alone else "the target's own operators"
+                    return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
+                operator, parting = self._parting(call, slots, flagged, theirs, right, wide)
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-            return "", words
-        if scores and max(scores) > 1:
-            return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
-        return "semantic", words or "the target's own operators reproduce it, so its code computes something else"
+            return Cause("", words)
+        because = "; ".join(w for w in (words, parting) if w)
+        return Cause("semantic", because or "the target's own operators reproduce it, so its code computes something else", operator)
+
+    def _parting(
+        self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str
+    ) -> tuple[str, str]:
+        """Where the reference's program, on the target's inputs, first gives something else than the target's own (`right`)."""
+        loaded = self.reference.load(call)
+        mine = loaded.program
+        faced = {slot: pair for slot in (*mine.inputs, *mine.params) if (pair := slots(slot)) is not None}
+        arrays, strides = self.target.arrays({s: pair.target_record for s, pair in faced.items()})
+        left: dict[int, Array] = {}
+        try:
+            loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(flagged), trace=left.__setitem__)
+        except ReplayRefused:
+            return "", ""
+        return locate.first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
 
 
 class _Running:

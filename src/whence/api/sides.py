@@ -26,10 +26,10 @@ class Side:
         self.run, self.allow = run, tuple(allow)
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked: Counter[str] = Counter()
+        self._checked: Counter[Any] = Counter()
         self._shapes: set[tuple[Any, ...]] = set()
         self._failed: dict[tuple[Any, ...], str] = {}
-        self.contested: set[str] = set()
+        self.contested: dict[tuple[str, str, str], float] = {}
 
     # ---- records
 
@@ -107,19 +107,21 @@ class Side:
         return loaded
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, after it reproduced recorded outputs: on the first few calls it serves, and for all extents.
+        """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
 
-        Raises ReplayRefused with the reason. `contested` then holds the program if it failed on the call it was recorded from
-        by more than rounding: either what ran there is broken, or something ran that no program shows.
+        Raises ReplayRefused with the reason. `contested` then holds by how much, if it failed on a module's first call by more
+        than rounding: either what ran there is broken, or something ran that no program shows.
         """
         program = self.program(call)
         slots = self.records(call, (*program.inputs, *program.params))
-        form = (program.id, *(self.run.records[r].shape for r in slots.values()))
-        for key in ((program.id,), form):
+        module = (program.id, call.root, call.scope)
+        form = (*module, *(self.run.records[r].shape for r in slots.values()))
+        for key in (module, form):
             if key in self._failed:
                 raise ReplayRefused(self._failed[key])
         loaded = self.load(call)
-        if self._checked[program.id] >= _CHECKS and form in self._shapes:
+        shapes = (program.id, *form[3:])
+        if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
             return loaded
         try:
             why = self._check(call, loaded, slots)
@@ -128,14 +130,20 @@ class Side:
         if why:
             reason = f"the program does not reproduce its own recording: {why}"
             # Right for some extents and wrong for others is no reason to distrust it where it was right.
-            others = form not in self._shapes and self._checked[program.id]
-            self._failed[form if others else (program.id,)] = reason
-            if not self._checked[program.id] and self._beyond_rounding(call, loaded, slots):
-                self.contested.add(program.id)
+            others = shapes not in self._shapes and self._checked[module]
+            self._failed[form if others else module] = reason
+            if not self._checked[module] and (score := self._score(call, loaded, slots)) > 1:
+                self.contested[module] = score
             raise ReplayRefused(reason)
         self._checked[program.id] += 1
-        self._shapes.add(form)
+        self._checked[module] += 1
+        self._shapes.add(shapes)
         return loaded
+
+    def disagreement(self, call: Call) -> tuple[float, str]:
+        """(by how many times what rounding explains its module's recording disagrees with the program, why it was refused)."""
+        module = (call.program, call.root, call.scope)
+        return self.contested.get(module, 0.0), self._failed.get(module, "")
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
         from whence.replay.check import check
@@ -154,13 +162,13 @@ class Side:
             # Sums over threads round otherwise: once more with as many as the capture had.
             with Threads(threads):
                 why = check(loaded, arrays, arrays, outputs, strides)
-        if why and self._elsewhere(made) and not self._beyond_rounding(call, loaded, slots):
+        if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
             loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
             return ""
         return why
 
-    def _beyond_rounding(self, call: Call, loaded: Any, slots: dict[str, int]) -> bool:
-        """Is what the call recorded further from its program than rounding explains?"""
+    def _score(self, call: Call, loaded: Any, slots: dict[str, int]) -> float:
+        """How far what the call recorded is from its program, in units of what rounding explains; inf where that cannot be told."""
         there = loaded.determined(slots)
         try:
             arrays, strides = self.arrays(slots)
@@ -168,9 +176,10 @@ class Side:
             wide = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=list(made))
             working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
         except (ReplayRefused, ElementsMissing):
-            return False
-        same = [s for s in made if wide[s].shape == made[s].shape]
-        return any(judge.local(made[s], wide[s], working[s]).score > 1 for s in same)
+            return np.inf
+        if any(wide[s].shape != made[s].shape for s in made):
+            return np.inf
+        return max(judge.local(made[s], wide[s], working[s]).score for s in made)
 
     def _elsewhere(self, made: dict[str, int]) -> bool:
         import torch
