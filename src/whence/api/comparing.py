@@ -328,8 +328,25 @@ class _Comparing:
         )
         self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
         if found.inside:
-            self.inside[call.id] = found.inside
+            self.inside[call.id] = len(self._alone(call.id))
         return found
+
+    def _alone(self, call: int) -> list[int]:
+        """Calls below this one without a partner, and without one between."""
+        found: list[int] = []
+        todo = [call]
+        while todo:
+            below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
+            found += below
+            todo += below
+        return found
+
+    def _shows_no_inside(self, index: int, pair: CallPair) -> bool:
+        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?"""
+        if self.target_kids.get(pair.target) or not self.kids.get(pair.reference):
+            return False
+        slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
+        return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
 
     def _inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
         """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
@@ -337,7 +354,7 @@ class _Comparing:
         if held is None:
             held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
             self.inner[other.id] = held
-        name = align.normal_scope(f"{inner.scope}.{slot[6:]}")
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}" if inner.scope else slot[6:])
         scope = align.normal_scope(other.scope)
         record = held.get(name.removeprefix(f"{scope}.") if scope else name)
         mine = next((r.record for r in inner.refs if r.slot == slot), None)
@@ -347,10 +364,7 @@ class _Comparing:
         """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
         found: list[tuple[str, str, judge.ParameterDifference]] = []
         seen: set[tuple[int, int]] = set()
-        below = [k for k in self.kids.get(call.id, ()) if k not in self.pair_of]
-        while below:
-            inner = self.calls[below.pop()]
-            below += [k for k in self.kids.get(inner.id, ()) if k not in self.pair_of]
+        for inner in (self.calls[k] for k in self._alone(call.id)):
             for ref in inner.slots("param"):
                 pair = self._inner_parameter(other, inner, ref.slot)
                 if pair is None or (pair.reference_record, pair.target_record) in seen or not self._is_given(inner, pair):
@@ -380,9 +394,12 @@ class _Comparing:
         return self.slots[child].get(slot) if child is not None else None
 
     def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
-        """A parameter that the reference's call uses itself, and that in the target a call below it has ("param.norm1.weight")."""
+        """A parameter that the target's call has under a wrapper's name, or that a call below it has ("param.norm1.weight")."""
         pair = self.plan.pairs[index]
         other = self.target.calls[pair.target]
+        wrapped = self._inner_parameter(other, self.calls[pair.reference], slot)
+        if wrapped is not None:
+            return wrapped
         record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
         name = f"{other.scope}.{slot[6:]}" if other.scope else slot[6:]
         below = list(self.target_kids.get(other.id, ()))
@@ -581,6 +598,9 @@ class _Comparing:
 
     def _coverage(self, per_call: Mapping[int, str]) -> Coverage:
         selected = align.selected(self.calls)
+        for number, pair in enumerate(self.plan.pairs):
+            if self._shows_no_inside(number, pair):
+                self.inside[pair.reference] = len(self._alone(pair.reference))
         measured = 0
         root_ok = bool(self.plan.pairs)
         paired = {p.reference: i for i, p in enumerate(self.plan.pairs)}
@@ -671,11 +691,7 @@ class _Comparing:
             return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
 
         plan = self.plan
-        inside: set[int] = set()
-        todo = list(self.inside)
-        while todo:
-            inside.update(below := [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of])
-            todo += below
+        inside = {k for call in self.inside for k in self._alone(call)}
         sides = {
             "reference": names(self.calls, (i for i in plan.unmatched_reference if i not in inside)),
             "target": names(self.target.calls, plan.unmatched_target),

@@ -25,7 +25,7 @@ VIEWS = words("""
     lift movedim moveaxis narrow permute real reshape reshape_as select slice split split_with_sizes squeeze swapaxes swapdims t
     tensor_split transpose unbind unflatten unfold unsqueeze unsafe_chunk unsafe_split unsafe_split_with_sizes view view_as
     view_as_complex view_as_real _reshape_alias _unsafe_view _conj _neg_view conj resolve_conj resolve_neg adjoint matrix_H ravel
-    _conj_physical positive
+    numpy_T mT mH _conj_physical positive
 """)
 
 # New tensors from sizes and numbers.
