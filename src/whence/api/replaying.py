@@ -229,10 +229,11 @@ class Replayer:
     # ---- parameters
 
     def parameter(self, pair: SlotPair, given: bool) -> Array:
-        """What a correct target would hold: the reference's value at the target's precision; its own where the run changed it."""
-        if not given:
+        """What a correct target holds: the reference's value at the target's precision; its own where it is finer, or was changed."""
+        ours, theirs = self.reference.run.records[pair.reference_record].dtype, self.target.run.records[pair.target_record].dtype
+        if not given or judge.unit_roundoff(theirs) < judge.unit_roundoff(ours):
             return self.target.run.array(pair.target_record)
-        return judge.rounded(self.reference.run.array(pair.reference_record), self.target.run.records[pair.target_record].dtype)
+        return judge.rounded(self.reference.run.array(pair.reference_record), theirs)
 
     def hold(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Converted parameters by key, made when they are not there; the oldest are let go."""
