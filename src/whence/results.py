@@ -146,12 +146,29 @@ class Row(msgspec.Struct, frozen=True):
     measured: Measured
 
 
+class Repetition(msgspec.Struct, frozen=True):
+    """What further runs of the reference said about it (A/A).
+
+    runs: their paths. calls: how many calls of the reference do not repeat themselves although their inputs are equal. names,
+    op_types: of these, in execution order, at most twenty. own: largest relative 2-norm by which such a call parts; largest: by
+    which any tensor does.
+    """
+
+    runs: tuple[str, ...]
+    calls: int
+    names: tuple[str, ...]
+    op_types: tuple[str, ...]
+    own: float
+    largest: float
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
     measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
-    in which the runs differ. headline: why the status is what it is, where findings do not say it.
+    in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
+    of the reference showed, None when none was given.
     """
 
     status: str
@@ -174,3 +191,4 @@ class Comparison(msgspec.Struct, frozen=True):
     environment: tuple[str, ...] = ()
     without_partner: dict[str, tuple[str, ...]] = {}
     timing: dict[str, float] = {}
+    repetition: Repetition | None = None

@@ -54,6 +54,16 @@ def test_json_and_csv(runs, capsys):
     assert call(capsys, "ref", "bad", "--format", "csv")[1].startswith("verdict,name,op_type,")
 
 
+def test_a_further_run_of_the_reference(runs, capsys):
+    code, out, _ = call(capsys, "ref", "bf16", "--again", "ref", "--again", "ref")
+    assert (code, "nothing: 2 further runs bitwise equal to the reference" in out) == (0, True)
+    code, out, err = call(capsys, "ref", "bf16", "--again", "bad", "--format", "json")
+    assert (code, json.loads(out)["repetition"]["names"]) == (0, ["fc1"])
+    code, out, err = call(capsys, "ref", "bf16", "--again", "nowhere")
+    assert (code, out) == (3, "")
+    assert "no run at nowhere" in err
+
+
 def test_an_existing_folder_stays_without_force(runs, capsys):
     assert call(capsys, "ref", "ref", "-o", "cmp")[0] == 0
     code, out, err = call(capsys, "ref", "bad", "-o", "cmp")

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from whence import __version__, align, judge, locate, metrics
+from whence.api.again import Again
 from whence.api.replaying import Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -46,9 +47,9 @@ class CompareOptions:
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
-def compare_runs(reference: Run, target: Run, options: CompareOptions) -> Comparison:
-    """Compare two opened runs. Reads both, writes nothing."""
-    return _Comparing(reference, target, options).result()
+def compare_runs(reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = ()) -> Comparison:
+    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference."""
+    return _Comparing(reference, target, options, again).result()
 
 
 class _Read:
@@ -75,13 +76,15 @@ class _Kept(Sequence[Record]):
 
 
 class _Comparing:
-    def __init__(self, reference: Run, target: Run, options: CompareOptions) -> None:
+    def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run]) -> None:
         self.reference, self.target, self.options = _Read(reference), _Read(target), options
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
         self.calls = self.reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids = children(align.selected(self.calls))
+        with self._timed("again"):
+            self.again = Again(self.reference, [_Read(run) for run in again], allow=options.allow, threads=options.threads)
 
     # ---- the stages
 
@@ -95,7 +98,8 @@ class _Comparing:
         self.inputs_differ = self._first_things()
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
-            verdicts = self._judge()
+            self.again.find(self.regions)
+            verdicts = self.again.explained(self._judge(), self.locals)
         with self._timed("locate"):
             judged = locate.order_and_taint(self.calls, self.regions, verdicts)
             found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
@@ -116,7 +120,8 @@ class _Comparing:
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
             unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
-            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self.again.notes, *self._run_notes()),
+            repetition=self.again.summary(),
             without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
@@ -156,7 +161,10 @@ class _Comparing:
 
     def _error(self, slot: SlotPair) -> judge.Error:
         a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
+        measured = self.measured[slot.reference_record, slot.target_record]
+        error = judge.error_of(measured, a, b, _u(a, b))
+        spread = self.again.spread(slot.reference_record, measured)
+        return dataclasses.replace(error, spread=spread) if spread else error
 
     # ---- first things first
 
@@ -173,7 +181,7 @@ class _Comparing:
                     continue
                 a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
                 error = self._error(slot)
-                limit = 2 * _u(a, b)
+                limit = max(2 * _u(a, b), judge.LIMITS.spread * error.spread)
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
@@ -238,7 +246,9 @@ class _Comparing:
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
-        self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
+        self.replayer = (
+            Replayer(self.reference, self.target, allow=self.options.allow, spread=self.again.elementwise) if self.options.replay else None
+        )
         verdicts: dict[tuple[int, int], Verdict] = {}
         paired = [(region, self.pair_of[region.call]) for region in self.regions if region.call in self.pair_of]
         # All calls of one module together: its parameters are converted once. The order within a module stays.
@@ -327,7 +337,7 @@ class _Comparing:
                 continue
             error = self._error(pair)
             before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
-            limit = judge.LIMITS.growth * (before + 2 * error.u)
+            limit = max(judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread)
             if error.value is not None and error.value > limit:
                 name = slot.removeprefix("param.")
                 return _but_verdict(
@@ -502,7 +512,7 @@ class _Comparing:
     def _first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
         for pair in self.plan.pairs:
             verdict = per_call.get(pair.reference, "identical")
-            if verdict in ("identical", "noise", "declared"):
+            if verdict in ("identical", "noise", "declared", "nondeterministic"):
                 continue
             call = self.calls[pair.reference]
             if verdict == "inherited" and call.parent == -1:

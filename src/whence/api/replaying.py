@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whence import align, dtypes, judge, locate
@@ -77,11 +77,14 @@ class _Params:
 class Replayer:
     """Figures of leaf calls from replay, with every refusal counted by its reason.
 
-    Needs torch; without it every call is refused with the pip command. Programs are loaded and checked once each.
+    Needs torch; without it every call is refused with the pip command. Programs are loaded and checked once each. spread: of a
+    record of the reference, by how much each element differs between its runs (`Again.elementwise`).
     """
 
-    def __init__(self, reference: Run, target: Run, *, allow: Sequence[str] = ()) -> None:
-        self.reference, self.target, self.allow = reference, target, tuple(allow)
+    def __init__(
+        self, reference: Run, target: Run, *, allow: Sequence[str] = (), spread: Callable[[int], Array | None] = lambda _: None
+    ) -> None:
+        self.reference, self.target, self.allow, self.spread = reference, target, tuple(allow), spread
         self.replayed = 0
         self.refused: Counter[str] = Counter()
         self._loaded: dict[tuple[int, str], Any] = {}
@@ -144,7 +147,8 @@ class Replayer:
             reference: Array | None = self.reference.array(pair.reference_record)
         except ElementsMissing:
             reference = None
-        return judge.local(produced, r, w, reduction_length=terms, reference=reference)
+        spread = self.spread(pair.reference_record)
+        return judge.local(produced, r, w, reduction_length=terms, reference=reference, spread=spread)
 
     def _working(
         self, loaded: Any, inputs: Mapping[str, Array], params: _Params, working: str, wide: str,

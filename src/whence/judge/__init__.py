@@ -7,9 +7,11 @@ from whence.judge.local import measure as local
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
+from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled",
-    "error_of", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "rounded", "unit_roundoff",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "elementwise",
+    "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "repeated", "rounded",
+    "unit_roundoff",
 ]  # fmt: skip

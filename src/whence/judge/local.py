@@ -29,7 +29,8 @@ class Local:
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
     z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. mismatch: elements that are non-finite on one side only.
+    error_rel, floor_rel, spread_rel: ||y - r||, E0 and the run-to-run spread, over ||r||. mismatch: elements that are non-finite
+    on one side only.
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
@@ -44,10 +45,11 @@ class Local:
     mismatch: int = 0
     integer_mismatch: int = 0
     u: float = 0.0
+    spread_rel: float = 0.0
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
-        s, gate = self.structure, limits.effect
+        s, gate = self.structure, max(limits.effect, limits.spread * self.spread_rel)
         rho, z = limits.for_dtype(self.u)
         return {
             "rho": self.rho / rho,
@@ -72,6 +74,7 @@ def measure(
     *,
     reduction_length: int = 1,
     reference: Array | None = None,
+    spread: Array | None = None,
     limits: Limits = LIMITS,
 ) -> Local:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
@@ -79,12 +82,16 @@ def measure(
     output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
     working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
     reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
-    reference: the reference's output, for the share of error that was inherited. All of one shape.
+    reference: the reference's output, for the share of error that was inherited. spread: by how much each element differs between
+    runs of the reference on equal inputs (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread`
+    times it is no evidence; of an exact kind, `limits.spread` times as many elements may differ. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
         exact = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
         wrong = int(np.count_nonzero(exact))
+        if spread is not None and wrong <= limits.spread * np.count_nonzero(spread):
+            wrong = 0
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
         return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
@@ -92,7 +99,9 @@ def measure(
     w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
     keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
     g = _flat(reference) if reference is not None and reference.size == output.size else None
+    s = _flat(spread) if spread is not None else np.zeros(0)
     if not keep.all():
+        s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
         if g is not None:
             g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
@@ -101,11 +110,11 @@ def measure(
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, _norm(r)
-    error, own = _norm(e), _norm(f)
+    error, own, strays = _norm(e), _norm(f), _norm(s)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
-    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
+    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
-    z, at = _worst(e, f, r, u, size, last)
+    z, at = _worst(e, f, r, s, u, size, last)
     inherited = None
     if g is not None:
         base = _norm(g)
@@ -116,7 +125,7 @@ def measure(
     index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     local = Local(
         0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
-        floor / size if size else 0.0, inherited, mismatch, u=u,
+        floor / size if size else 0.0, inherited, mismatch, u=u, spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
     )  # fmt: skip
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
 
@@ -176,13 +185,20 @@ def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool
     return fine, int(np.count_nonzero(wrong))
 
 
-def _worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[float, int]:
-    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index."""
-    rows, square = f.reshape(-1, last), None
+def _worst(e: F64, f: F64, r: F64, s: F64, u: float, size: float, last: int) -> tuple[float, int]:
+    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index.
+
+    s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i is added.
+    """
+    rows = f.reshape(-1, last)
     square = rows * rows
+    if s.size:
+        square += (s * s).reshape(-1, last)
     scale = np.maximum(np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True)))
     scale = scale.reshape(-1) if scale.shape == rows.shape else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
     scale += u * np.abs(r)
+    if s.size:
+        scale += s
     scale += 1e-3 * u * size / math.sqrt(r.size)
     np.maximum(scale, _TINY, out=scale)
     ratio = np.abs(e) / scale

@@ -31,6 +31,7 @@ def answer(result: Comparison, *, output: str = "") -> str:
     if len(result.findings) > _MOST_FINDINGS:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     lines += _evidence(result)
+    lines += _repetition(result)
     lines.append(_counts(result))
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
@@ -57,6 +58,7 @@ def _same_words(result: Comparison) -> str:
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = result.counts.get("precision", 0)
     text = f"rounding ({clean(names)})" if names else "rounding"
+    text += " or within the reference's own run-to-run spread" if result.repetition and result.repetition.largest else ""
     return text + (f"; {count(losses, 'call')} with a low-precision intermediate" if losses else "")
 
 
@@ -101,6 +103,22 @@ def _evidence(result: Comparison) -> Iterator[str]:
     elif result.evidence:
         blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
         yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
+
+
+def _repetition(result: Comparison) -> Iterator[str]:
+    again = result.repetition
+    if again is None:
+        return
+    runs = count(len(again.runs), "further run")
+    if again.calls:
+        more = f" and {count(len(again.names) - 4)} more" if len(again.names) > 4 else ""
+        names = ", ".join(f"{clean(n)} ({clean(t)})" for n, t in list(zip(again.names, again.op_types))[:4])
+        calls = f"{count(again.calls, 'call')}; first {names}{more}"
+        yield _row("  nondeterministic", f"{calls}; there the reference parts from itself by rel_l2 {again.own:.2g} ({runs})")
+    elif again.largest:
+        yield _row("  nondeterministic", f"no call on equal inputs, yet tensors part by rel_l2 {again.largest:.2g} ({runs})")
+    else:
+        yield _row("  nondeterministic", f"nothing: {runs} bitwise equal to the reference")
 
 
 def _counts(result: Comparison) -> str:
