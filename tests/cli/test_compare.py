@@ -64,6 +64,14 @@ def test_a_further_run_of_the_reference(runs, capsys):
     assert "no run at nowhere" in err
 
 
+def test_a_third_run(runs, capsys):
+    code, out, _ = call(capsys, "bf16", "bf16", "--third", "ref")
+    assert (code, "third run        not needed: nothing differs" in out) == (0, True)
+    code, _, err = call(capsys, "ref", "bad", "--third", "bf16")
+    assert code == 3
+    assert "higher precision" in err
+
+
 def test_an_existing_folder_stays_without_force(runs, capsys):
     assert call(capsys, "ref", "ref", "-o", "cmp")[0] == 0
     code, out, err = call(capsys, "ref", "bad", "-o", "cmp")

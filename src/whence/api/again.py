@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from whence import align, judge, metrics
+from whence.api.asked import asked_the_same, facing
 from whence.api.replaying import Replayer
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, UsageError
+from whence.errors import ElementsMissing
 from whence.records import Call, Region, Run
 from whence.results import Measured, Plan, Repetition, SlotPair, Verdict
 
@@ -22,7 +24,7 @@ class Again:
     """The reference against further runs of it, `runs`: by record, how far they part; by region, whether it repeats itself.
 
     Of no further run everything here is empty, and nothing is judged otherwise. Raises UsageError when a run is not a
-    repetition: other root inputs or parameters at the start, or not one call in common. Tensors are read one pair at a time.
+    repetition (`asked_the_same`). Tensors are read one pair at a time.
     """
 
     def __init__(self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), threads: int | None = None) -> None:
@@ -43,18 +45,12 @@ class Again:
 
     def _add(self, run: Run, threads: int | None) -> None:
         plan = align.plan(self.reference, run)
-        if not plan.pairs:
-            raise UsageError(f"--again {run.path}: no call of it faces a call of {self.reference.path}; give a run of the same program")
-        until = self._asked_the_same(run, plan)
-        facing: dict[int, int] = {}
-        for pair in plan.pairs:
-            call = self.reference.calls[pair.reference]
-            if call.step < until.get(call.root, call.step + 1):
-                for slot in pair.slots:
-                    facing.setdefault(slot.reference_record, slot.target_record)
+        until, notes = asked_the_same(self.reference, run, plan, "--again", functools.partial(self._equal, run))
+        faces = facing(self.reference, plan, until)
+        self.notes += notes
         apart: dict[int, float] = {}
         unmeasured: list[str] = []
-        for (a, b), measured in self._measured(run, facing, threads):
+        for (a, b), measured in self._measured(run, faces, threads):
             left, right = self.reference.records[a], run.records[b]
             u = max(judge.unit_roundoff(left.dtype), judge.unit_roundoff(right.dtype))
             error = judge.error_of(measured, left, right, u)
@@ -69,21 +65,16 @@ class Again:
             self.largest[a] = max(self.largest.get(a, 0.0), error.value)
             if u == 0.0:
                 self._flips[a] = max(self._flips.get(a, 0), judge.flips(measured, left.count))
-        if plan.unmatched_reference or plan.unmatched_target or plan.ambiguous:
-            calls = [self.reference.calls[i] for i in plan.unmatched_reference] + [run.calls[i] for i in plan.unmatched_target]
-            first = f"; the first: {calls[0].scope or calls[0].root}" if calls else ""
-            count = len(calls) + len(plan.ambiguous)
-            self.notes.append(f"--again {run.path}: {count} calls face none of the reference's: not the same program?{first}")
         if unmeasured:
             self.notes.append(f"--again {run.path}: {len(unmeasured)} tensors without a spread; the first: {unmeasured[0]}")
         self.notes += [f"--again {run.path} under another condition: {d}" for d in align.differences(self.reference, run)]
         self._plans.append(plan)
-        self._facing.append(facing)
+        self._facing.append(faces)
         self._apart.append(apart)
 
-    def _measured(self, run: Run, facing: Mapping[int, int], threads: int | None) -> Iterator[tuple[Key, Measured]]:
+    def _measured(self, run: Run, faces: Mapping[int, int], threads: int | None) -> Iterator[tuple[Key, Measured]]:
         left: list[Key] = []
-        for a, b in facing.items():
+        for a, b in faces.items():
             one, other = self.reference.records[a], run.records[b]
             if one.hash and one.hash == other.hash and one.dtype == other.dtype and one.shape == other.shape:
                 continue
@@ -107,40 +98,6 @@ class Again:
         results = metrics.measure_many(arrays(), tier="core", threads=threads)
         yield from zip(readable, results, strict=True)
         yield from unreadable
-
-    def _asked_the_same(self, run: Run, plan: Plan) -> dict[str, int]:
-        """By root, the first step whose indices part (a token chosen otherwise): from there on it is another question.
-
-        What differs before any output did is not of the program's making. Raises UsageError then.
-        """
-        made = {r.record for c in self.reference.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
-        started: dict[str, int] = {}
-        until: dict[str, int] = {}
-        parted = False
-        for pair in plan.pairs:
-            call = self.reference.calls[pair.reference]
-            begun = started.setdefault(call.root, call.step)
-            for slot in pair.slots:
-                kind, _, short = slot.reference_slot.partition(".")
-                given = (kind == "input" and call.parent == -1) or (kind == "param" and call.step == begun)
-                if not given or slot.reference_record in made or self._equal(run, slot):
-                    continue
-                where = f"{'.'.join(x for x in (call.root, call.scope) if x)} step {call.step}: {short}"
-                if kind == "param":
-                    raise UsageError(
-                        f"--again {run.path}: it has other parameters than {self.reference.path} ({where}); give a run of the same "
-                        "program with the same weights (--seed fixes those that are drawn)"
-                    )
-                if not parted:
-                    raise UsageError(
-                        f"the runs given with --again did not get the same inputs: {where} of {run.path} is not that of "
-                        f"{self.reference.path}; give a run of the same program with the same inputs and seed"
-                    )
-                if judge.unit_roundoff(self.reference.records[slot.reference_record].dtype) == 0.0 and call.root not in until:
-                    until[call.root] = call.step
-                    self.notes.append(f"--again {run.path} goes another way from step {call.step} on ({where}): no spread from there")
-            parted = parted or not all(self._equal(run, s) for s in pair.slots if s.reference_slot.startswith(("output", "mutated")))
-        return until
 
     def _equal(self, run: Run, slot: SlotPair) -> bool:
         """Bitwise, as far as is known: of two records without hashes or elements nothing says that they differ."""
@@ -170,11 +127,11 @@ class Again:
     def find(self, regions: Iterable[Region]) -> None:
         """Which regions do not repeat themselves: their inputs are bitwise equal in a further run, an output is not."""
         for region in regions:
-            for number, (facing, apart) in enumerate(zip(self._facing, self._apart)):
-                if not all(r in facing and r not in apart for r in region.inputs):
+            for number, (faces, apart) in enumerate(zip(self._facing, self._apart)):
+                if not all(r in faces and r not in apart for r in region.inputs):
                     continue
                 for record in region.outputs:
-                    if record in apart:
+                    if apart.get(record):
                         self._own.setdefault(record, []).append(number)
                         key = region.call, region.stretch
                         self._regions[key] = max(self._regions.get(key, 0.0), apart[record])

@@ -16,6 +16,7 @@ import numpy as np
 from whence import __version__, align, judge, locate, metrics
 from whence.api.again import Again
 from whence.api.replaying import Replayer
+from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Region, Run, children, regions
@@ -47,9 +48,11 @@ class CompareOptions:
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
-def compare_runs(reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = ()) -> Comparison:
-    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference."""
-    return _Comparing(reference, target, options, again).result()
+def compare_runs(
+    reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
+) -> Comparison:
+    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    return _Comparing(reference, target, options, again, third).result()
 
 
 class _Read:
@@ -76,7 +79,7 @@ class _Kept(Sequence[Record]):
 
 
 class _Comparing:
-    def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run]) -> None:
+    def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run], third: Run | None) -> None:
         self.reference, self.target, self.options = _Read(reference), _Read(target), options
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
@@ -85,6 +88,8 @@ class _Comparing:
         self.kids = children(align.selected(self.calls))
         with self._timed("again"):
             self.again = Again(self.reference, [_Read(run) for run in again], allow=options.allow, threads=options.threads)
+        with self._timed("third"):
+            self.third = Third(self.reference, self.target, _Read(third) if third is not None else None)
 
     # ---- the stages
 
@@ -100,6 +105,7 @@ class _Comparing:
             self.regions = list(regions(self.calls))
             self.again.find(self.regions)
             verdicts = self.again.explained(self._judge(), self.locals)
+            verdicts = self.third.judged(verdicts, self.regions, self.first, self._error)
         with self._timed("locate"):
             judged = locate.order_and_taint(self.calls, self.regions, verdicts)
             found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
@@ -120,8 +126,9 @@ class _Comparing:
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
             unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
-            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self.again.notes, *self._run_notes()),
-            repetition=self.again.summary(),
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
+            notes=(*self.again.notes, *self.third.notes, *self.notes, *self._run_notes()),
+            repetition=self.again.summary(), third=self.third.summary(verdicts, self.plan.pairs),
             without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
@@ -505,8 +512,9 @@ class _Comparing:
         kinds = {v.evidence for v in verdicts}
         if "replay" in kinds:
             return "replay"
-        if "statistics" in kinds:
-            return "statistics"
+        for kind in ("statistics", "three-way"):
+            if kind in kinds:
+                return kind
         return "two dumps" if kinds or any(found) else ""
 
     def _first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
@@ -530,11 +538,12 @@ class _Comparing:
             call, verdict = self.calls[pair.reference], per_call.get(pair.reference, "")
             name = call.scope or call.root
             for slot in pair.slots:
-                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                key = slot.reference_record, slot.target_record
+                a, b = self.reference.records[key[0]], self.target.records[key[1]]
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
-                    self.measured[slot.reference_record, slot.target_record],
+                    self.third.columns(key, self.measured[key]),
                 )  # fmt: skip
 
     def _with_worst(self, finding: Finding) -> Finding:

@@ -26,6 +26,7 @@ def compare(
     tier: str = "full",
     allow: tuple[str, ...] = (),
     again: Sequence[str | os.PathLike[str] | Run] = (),
+    third: str | os.PathLike[str] | Run | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -34,6 +35,7 @@ def compare(
     programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
+    third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api.comparing import CompareOptions, compare_runs
@@ -51,7 +53,8 @@ def compare(
         return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
     options = CompareOptions(replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, progress=progress)
-    result = compare_runs(opened(reference), opened(target), options, again=[opened(run) for run in again])
+    left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
+    result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:
         write(result, folder)
     return result

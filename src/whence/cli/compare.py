@@ -42,6 +42,7 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 @click.option(
     "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
 )
+@click.option("--third", metavar="RUN", help="REF in higher precision: how far both are from it, where nothing can be replayed.")
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
@@ -51,7 +52,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     folder = output or str(api.free_output())
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
-        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], again=given["again"], progress=_progress(),
+        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], again=given["again"], third=given["third"],
+        progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))

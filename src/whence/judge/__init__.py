@@ -8,10 +8,11 @@ from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
 from whence.judge.spread import elementwise, explain, flips, repeated
+from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "elementwise",
-    "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "repeated", "rounded",
-    "unit_roundoff",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay",
+    "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "parameters",
+    "pool", "repeated", "rounded", "three_way", "unit_roundoff", "with_third",
 ]  # fmt: skip

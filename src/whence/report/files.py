@@ -21,7 +21,7 @@ def summary_data(result: Comparison) -> dict[str, Any]:
     """The fields that scripts read (DESIGN section 5a), as plain values."""
     keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
             "inputs_differ", "without_partner", "versions", "headline", "notes", "environment", "timing",
-            "repetition")  # fmt: skip
+            "repetition", "third")  # fmt: skip
     data: dict[str, Any] = msgspec.to_builtins(result)
     out = {k: data[k] for k in keep}
     out["coverage"]["share"] = result.coverage.share
