@@ -246,6 +246,11 @@ def test_from_the_step_where_tokens_part_there_is_no_spread():
     assert [f.step for f in result.findings] == [3]
 
 
+def test_one_path_instead_of_a_list_is_an_error():
+    with pytest.raises(UsageError, match=r"again takes a list of runs: again=\['runs/ref2'\]"):
+        api.compare("runs/ref", "runs/tgt", again="runs/ref2")
+
+
 def test_a_nan_that_comes_and_goes_excuses_nothing():
     def broken(name, value):
         if name == "h":

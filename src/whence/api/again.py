@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from whence.api.replaying import Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Region, Run
-from whence.results import Measured, Plan, Repetition, SlotPair, Verdict
+from whence.results import CallPair, Measured, Repetition, SlotPair, Verdict
 
 _NAMED = 20
 Key = tuple[int, int]
+Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class Again:
@@ -27,14 +28,16 @@ class Again:
     repetition (`asked_the_same`). Tensors are read one pair at a time.
     """
 
-    def __init__(self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), threads: int | None = None) -> None:
-        self.reference, self.runs, self.allow = reference, runs, allow
+    def __init__(
+        self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), threads: int | None = None, tell: Tell = lambda *_: None
+    ) -> None:
+        self.reference, self.runs, self.allow, self._tell = reference, runs, allow, tell
         self.notes: list[str] = []
         self.largest: dict[int, float] = {}  # by record of the reference: relative 2-norm, 1 for an exact kind
         self._flips: dict[int, int] = {}
         self._facing: list[dict[int, int]] = []
         self._apart: list[dict[int, float]] = []  # by run: records that are not bitwise equal
-        self._plans: list[Plan] = []
+        self._pairs: list[dict[int, CallPair]] = []
         self._replayers: dict[int, Replayer] = {}
         self._own: dict[int, list[int]] = {}  # records that part although what they were made from did not, and in which runs
         self._regions: dict[Key, float] = {}
@@ -68,7 +71,7 @@ class Again:
         if unmeasured:
             self.notes.append(f"--again {run.path}: {len(unmeasured)} tensors without a spread; the first: {unmeasured[0]}")
         self.notes += [f"--again {run.path} under another condition: {d}" for d in align.differences(self.reference, run)]
-        self._plans.append(plan)
+        self._pairs.append({pair.reference: pair for pair in plan.pairs})
         self._facing.append(faces)
         self._apart.append(apart)
 
@@ -93,6 +96,7 @@ class Again:
                     unreadable.append(((a, b), Measured("none", False, why=str(error))))
                     continue
                 readable.append((a, b))
+                self._tell(len(readable), len(left), "measuring a further run")
                 yield pair
 
         results = metrics.measure_many(arrays(), tier="core", threads=threads)
@@ -165,18 +169,17 @@ class Again:
     def _repetition(self, call: Call, verdict: Verdict, target: Sequence[judge.Local]) -> Verdict:
         """Where inputs part too: each further run is replayed on its own inputs, and what it scores is allowed."""
         for number, run in enumerate(self.runs):
-            apart = self._apart[number]
-            if not any(r.record in apart for r in call.slots("input")):
-                continue
-            pair = next((p for p in self._plans[number].pairs if p.reference == call.id), None)
-            if pair is None:
+            apart, pair = self._apart[number], self._pairs[number].get(call.id)
+            if pair is None or not any(r.record in apart for r in call.slots("input")):
                 continue
             slots = {s.reference_slot: s for s in pair.slots}
             replayer = self._replayers.setdefault(number, Replayer(self.reference, run, allow=self.allow))
             # A parameter that training moved is the further run's own.
             local, _ = replayer.figures(call, run.calls[pair.target], slots, dict.fromkeys(slots, False))
             if local is not None and len(local) == len(target):
-                verdict = judge.repeated(verdict, [(mine, other) for mine, (_, other) in zip(target, local)])
+                found = judge.repeated(verdict, [(mine, other) for mine, (_, other) in zip(target, local)])
+                if found.verdict != verdict.verdict:
+                    return found
         return verdict
 
     def summary(self) -> Repetition | None:

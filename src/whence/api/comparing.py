@@ -87,9 +87,10 @@ class _Comparing:
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids = children(align.selected(self.calls))
         with self._timed("again"):
-            self.again = Again(self.reference, [_Read(run) for run in again], allow=options.allow, threads=options.threads)
+            further = [_Read(run) for run in again]
+            self.again = Again(self.reference, further, allow=options.allow, threads=options.threads, tell=self._tell)
         with self._timed("third"):
-            self.third = Third(self.reference, self.target, _Read(third) if third is not None else None)
+            self.third = Third(self.reference, self.target, _Read(third) if third is not None else None, tell=self._tell)
 
     # ---- the stages
 

@@ -45,6 +45,7 @@ def compare(
         raise UsageError(f"tier {tier!r}: core or full")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    _check_again(reference, again)
     folder = Path(output) if output is not None else None
     if folder is not None:
         _check_output(folder, force)
@@ -58,6 +59,17 @@ def compare(
     if folder is not None:
         write(result, folder)
     return result
+
+
+def _check_again(reference: str | os.PathLike[str] | Run, again: Sequence[str | os.PathLike[str] | Run]) -> None:
+    paths = (str, os.PathLike)
+    if isinstance(again, paths):
+        raise UsageError(f"again takes a list of runs: again=[{os.fspath(again)!r}]")
+    for run in again:
+        if run is reference or (
+            isinstance(run, paths) and isinstance(reference, paths) and Path(run).resolve() == Path(reference).resolve()
+        ):
+            raise UsageError("again: that is the reference itself, which tells nothing about repetition; capture the program once more")
 
 
 def free_output(base: str = "whence-cmp") -> Path:

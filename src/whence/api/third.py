@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from whence import align, judge, metrics
 from whence.api.asked import asked_the_same, facing
@@ -13,6 +13,7 @@ from whence.records import Region, Run
 from whence.results import CallPair, Measured, SlotPair, ThirdRun, Verdict
 
 Key = tuple[int, int]
+Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class Third:
@@ -22,8 +23,8 @@ class Third:
     (`asked_the_same`) or is not of higher precision than the reference.
     """
 
-    def __init__(self, reference: Run, target: Run, run: Run | None) -> None:
-        self.reference, self.target, self.run = reference, target, run
+    def __init__(self, reference: Run, target: Run, run: Run | None, *, tell: Tell = lambda *_: None) -> None:
+        self.reference, self.target, self.run, self._tell = reference, target, run, tell
         self.notes: list[str] = []
         self._facing: dict[int, int] = {}
         self._known: dict[Key, judge.ThreeWay | None] = {}
@@ -77,7 +78,7 @@ class Third:
         return self._known[key]
 
     def judged(
-        self, verdicts: Mapping[Key, Verdict], regions: Iterable[Region], faces: Mapping[int, int], error: Callable[[SlotPair], judge.Error]
+        self, verdicts: Mapping[Key, Verdict], regions: Sequence[Region], faces: Mapping[int, int], error: Callable[[SlotPair], judge.Error]
     ) -> dict[Key, Verdict]:
         """The verdicts with their three-way numbers, and where no replay was possible, with what the third run says.
 
@@ -87,7 +88,8 @@ class Third:
         if self.run is None:
             return out
         given = {r.record for c in self.reference.calls for r in c.slots("param")}
-        for region in regions:
+        for done, region in enumerate(regions):
+            self._tell(done + 1, len(regions), "measuring against the third run")
             key = region.call, region.stretch
             verdict = out.get(key)
             if verdict is None or verdict.verdict == "identical":

@@ -99,7 +99,7 @@ def measure(
     w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
     keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
     g = _flat(reference) if reference is not None and reference.size == output.size else None
-    s = _flat(spread) if spread is not None else np.zeros(0)
+    s = _flat(spread) if spread is not None and spread.shape == output.shape else np.zeros(0)
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
