@@ -175,9 +175,10 @@ class Again:
             slots = {s.reference_slot: s for s in pair.slots}
             replayer = self._replayers.setdefault(number, Replayer(self.reference, run, allow=self.allow))
             # A parameter that training moved is the further run's own.
-            local, _ = replayer.figures(call, run.calls[pair.target], slots, dict.fromkeys(slots, False))
-            if local is not None and len(local) == len(target):
-                found = judge.repeated(verdict, [(mine, other) for mine, (_, other) in zip(target, local)])
+            given = dict.fromkeys(slots, False)
+            local = replayer.figures(call, run.calls[pair.target], slots.get, given, lambda *_: False).local
+            if len(local) == len(target):
+                found = judge.repeated(verdict, list(zip(target, local.values())))
                 if found.verdict != verdict.verdict:
                     return found
         return verdict

@@ -10,9 +10,10 @@ from whence.judge.pool import Pooled, pool
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
+from whence.judge.whole import measure as whole
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay",
     "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "parameters",
-    "pool", "repeated", "rounded", "three_way", "unit_roundoff", "with_third",
+    "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
 ]  # fmt: skip

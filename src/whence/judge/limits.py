@@ -22,6 +22,7 @@ class Limits:
     spread: error in units of the run-to-run spread of the reference (judge.spread).
     third: error in units of the reference's own, both against a third run (judge.third); yardstick: relative error of the
     reference from which on it is none: the third run then computed something else.
+    whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 
@@ -41,6 +42,8 @@ class Limits:
     spread: float = 2.0
     third: float = 3.0
     yardstick: float = 0.5
+    whole: float = 8.0
+    whole_z: float = 24.0
     precision_rho: float = 8.0
     certain: float = 4.0
     suspect: float = 0.7

@@ -21,6 +21,7 @@ F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
 _TINY = 1e-300
 _CHANGED_FOR_SLOPE = 30
+_NONE: F64 = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,11 @@ class Local:
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
     z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel, spread_rel: ||y - r||, E0 and the run-to-run spread, over ||r||. mismatch: elements that are non-finite
-    on one side only.
+    error_rel, floor_rel, spread_rel: ||y - r||, E0 and the run-to-run spread, over ||r||. With g what the reference made and r_g
+    the wide replay on its inputs, y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by
+    the reference: inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known.
+    mismatch: elements that are non-finite on one side only. whole: of a stretch of computation of which only the ends are seen
+    (judge.whole).
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
@@ -42,14 +46,18 @@ class Local:
     error_rel: float = 0.0
     floor_rel: float = 0.0
     inherited_rel: float | None = None
+    reference_rel: float | None = None
     mismatch: int = 0
     integer_mismatch: int = 0
     u: float = 0.0
+    whole: bool = False
     spread_rel: float = 0.0
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
         s, gate = self.structure, max(limits.effect, limits.spread * self.spread_rel)
+        if self.whole:
+            return {"rho": self.rho / limits.whole, "z": self.z / limits.whole_z}
         rho, z = limits.for_dtype(self.u)
         return {
             "rho": self.rho / rho,
@@ -60,6 +68,15 @@ class Local:
             "shift": s.shift / limits.shift if s.shift_effect >= gate else 0.0,
             "value": s.value / limits.value if s.value_effect >= gate else 0.0,
         }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the error between both sides, the share that was inherited, introduced by the target and by the reference (squared norms)."""
+        if self.inherited_rel is None or self.reference_rel is None:
+            return {}
+        parts = {"inherited": self.inherited_rel**2, "target": self.error_rel**2, "reference": self.reference_rel**2}
+        total = sum(parts.values())
+        return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
 
     @property
     def structured(self) -> bool:
@@ -74,6 +91,7 @@ def measure(
     *,
     reduction_length: int = 1,
     reference: Array | None = None,
+    reference_wide: Array | None = None,
     spread: Array | None = None,
     limits: Limits = LIMITS,
 ) -> Local:
@@ -82,9 +100,10 @@ def measure(
     output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
     working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
     reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
-    reference: the reference's output, for the share of error that was inherited. spread: by how much each element differs between
-    runs of the reference on equal inputs (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread`
-    times it is no evidence; of an exact kind, `limits.spread` times as many elements may differ. All of one shape.
+    reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
+    for the shares of the error. spread: by how much each element differs between runs of the reference on equal inputs
+    (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it is no evidence; of an exact
+    kind, `limits.spread` times as many elements may differ. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -95,37 +114,41 @@ def measure(
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
         return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
-    y, r = _flat(output), _flat(wide)
-    w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
-    keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
-    g = _flat(reference) if reference is not None and reference.size == output.size else None
-    s = _flat(spread) if spread is not None and spread.shape == output.shape else np.zeros(0)
+    y, r = flat(output), flat(wide)
+    w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
+    keep, mismatch = comparable(y, r, w, kind.max_finite or math.inf)
+    g = flat(reference) if reference is not None and reference.size == output.size else None
+    again = flat(reference_wide) if reference_wide is not None and g is not None else r
+    s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
-        if g is not None:
-            g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
+    if g is not None:
+        known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
+        if not known.all():
+            g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
         return Local(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
-    e, f, size = y - r, w - r, _norm(r)
-    error, own, strays = _norm(e), _norm(f), _norm(s)
+    e, f, size = y - r, w - r, norm(r)
+    error, own, strays = norm(e), norm(f), norm(s)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
     floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
-    z, at = _worst(e, f, r, s, u, size, last)
-    inherited = None
+    z, at = worst(e, f, r, u, size, last, s)
+    inherited = by_reference = None
     if g is not None:
-        base = _norm(g)
-        inherited = _norm(r - g) / base if base > 0 else (0.0 if size == 0 else math.inf)
+        base = norm(g)
+        inherited, by_reference = (x / base if base > 0 else (0.0 if x == 0 else math.inf) for x in (norm(r - again), norm(g - again)))
     if mismatch:
-        bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
+        bad = ~(keep | same_sentinel(flat(output), flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
     index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     local = Local(
         0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
-        floor / size if size else 0.0, inherited, mismatch, u=u, spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
+        floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
+        spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
     )  # fmt: skip
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
 
@@ -144,23 +167,23 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     return weaker(found, structure(y - np.where(np.isfinite(once), once, w), r, last))
 
 
-def _norm(x: F64) -> float:
+def norm(x: F64) -> float:
     """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
     return math.sqrt(float(np.einsum("i,i->", x, x)))
 
 
-def _flat(array: Array) -> F64:
+def flat(array: Array) -> F64:
     if np.iscomplexobj(array):
         return np.ascontiguousarray(array.astype(np.complex128)).reshape(-1).view(np.float64)
     return array.astype(np.float64).reshape(-1)
 
 
-def _rounded(array: Array, kind: dtypes.DType) -> Array:
+def rounded(array: Array, kind: dtypes.DType) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(kind.numpy)
 
 
-def _same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
+def same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
     limit = _SENTINEL * big
     with np.errstate(invalid="ignore"):
         both = (np.abs(a) >= limit) & (np.abs(b) >= limit) & (np.signbit(a) == np.signbit(b))
@@ -168,7 +191,7 @@ def _same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
+def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
     """(elements that are ordinary numbers on all sides, how many are not although the replay says they should be).
 
     A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may overflow where the wide one does not.
@@ -178,14 +201,14 @@ def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool
         fine = (np.abs(y) < limit) & (np.abs(r) < limit) & (np.abs(w) < limit)
     if fine.all():
         return fine, 0
-    wrong = ~fine & ~_same_sentinel(y, r, big) & ~_same_sentinel(y, w, big)
+    wrong = ~fine & ~same_sentinel(y, r, big) & ~same_sentinel(y, w, big)
     # The wide and the working replay disagree, the target agrees with neither: finite target next to an overflowing replay is fine.
     with np.errstate(invalid="ignore"):
         wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
     return fine, int(np.count_nonzero(wrong))
 
 
-def _worst(e: F64, f: F64, r: F64, s: F64, u: float, size: float, last: int) -> tuple[float, int]:
+def worst(e: F64, f: F64, r: F64, u: float, size: float, last: int, s: F64 = _NONE) -> tuple[float, int]:
     """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index.
 
     s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i is added.
