@@ -161,12 +161,48 @@ class Row(msgspec.Struct, frozen=True):
     measured: Measured
 
 
+class Repetition(msgspec.Struct, frozen=True):
+    """What further runs of the reference said about it (A/A).
+
+    runs: their paths. calls: how many calls of the reference do not repeat themselves although their inputs are equal. names,
+    op_types: of these, in execution order, at most twenty. own: largest relative 2-norm by which such a call parts; largest: by
+    which any tensor does.
+    """
+
+    runs: tuple[str, ...]
+    calls: int
+    names: tuple[str, ...]
+    op_types: tuple[str, ...]
+    own: float
+    largest: float
+
+
+class ThirdRun(msgspec.Struct, frozen=True):
+    """How far both runs are from a third one in higher precision.
+
+    run: its path. calls: regions where all three could be measured; closer: how many of these the target is closer in. median,
+    worst: ratio of the target's root-mean-square error to the reference's over these, and `name`, where the largest is.
+    reference_err, target_err: relative 2-norm of the errors of all root outputs together; overlap: the least of theirs.
+    """
+
+    run: str
+    calls: int
+    closer: int
+    median: float | None
+    worst: float | None
+    name: str
+    reference_err: float | None
+    target_err: float | None
+    overlap: float | None
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
     measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
-    in which the runs differ. headline: why the status is what it is, where findings do not say it.
+    in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
+    of the reference showed, third: how far both are from the run in higher precision; None when none was given.
     """
 
     status: str
@@ -189,3 +225,5 @@ class Comparison(msgspec.Struct, frozen=True):
     environment: tuple[str, ...] = ()
     without_partner: dict[str, tuple[str, ...]] = {}
     timing: dict[str, float] = {}
+    repetition: Repetition | None = None
+    third: ThirdRun | None = None

@@ -14,7 +14,13 @@ from whence.errors import UnreadableRun
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     """Names on the command line stand for hand-made runs."""
-    made = {"ref": net(), "bf16": net(bfloat16), "bad": net(change=lambda n, v: v * 1.5 if n == "h" else v), "part": net(drop=("fc1",))}
+    made = {
+        "ref": net(),
+        "ref2": net(),
+        "bf16": net(bfloat16),
+        "bad": net(change=lambda n, v: v * 1.5 if n == "h" else v),
+        "part": net(drop=("fc1",)),
+    }
 
     def open_run(path):
         if path not in made:
@@ -52,6 +58,26 @@ def test_json_and_csv(runs, capsys):
     code, out, _ = call(capsys, "ref", "bad", "--format", "json")
     assert (code, json.loads(out)["status"]) == (1, "different")
     assert call(capsys, "ref", "bad", "--format", "csv")[1].startswith("verdict,name,op_type,")
+
+
+def test_a_further_run_of_the_reference(runs, capsys):
+    code, out, _ = call(capsys, "ref", "bf16", "--again", "ref2", "--again", "ref2")
+    assert (code, "nothing: 2 further runs bitwise equal to the reference" in out) == (0, True)
+    code, out, err = call(capsys, "ref", "bf16", "--again", "bad", "--format", "json")
+    assert (code, json.loads(out)["repetition"]["names"]) == (0, ["fc1"])
+    code, _, err = call(capsys, "ref", "bf16", "--again", "./ref")
+    assert (code, "the reference itself" in err) == (3, True)
+    code, out, err = call(capsys, "ref", "bf16", "--again", "nowhere")
+    assert (code, out) == (3, "")
+    assert "no run at nowhere" in err
+
+
+def test_a_third_run(runs, capsys):
+    code, out, _ = call(capsys, "bf16", "bf16", "--third", "ref")
+    assert (code, "third run        not needed: nothing differs" in out) == (0, True)
+    code, _, err = call(capsys, "ref", "bad", "--third", "bf16")
+    assert code == 3
+    assert "higher precision" in err
 
 
 def test_an_existing_folder_stays_without_force(runs, capsys):

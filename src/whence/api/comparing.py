@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 
 from whence import __version__, align, judge, locate, metrics
+from whence.api.again import Again
 from whence.api.replaying import Replayed, Replayer
+from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Region, Run, children, regions
@@ -46,9 +48,11 @@ class CompareOptions:
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
-def compare_runs(reference: Run, target: Run, options: CompareOptions) -> Comparison:
-    """Compare two opened runs. Reads both, writes nothing."""
-    return _Comparing(reference, target, options).result()
+def compare_runs(
+    reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
+) -> Comparison:
+    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    return _Comparing(reference, target, options, again, third).result()
 
 
 class _Read:
@@ -75,13 +79,18 @@ class _Kept(Sequence[Record]):
 
 
 class _Comparing:
-    def __init__(self, reference: Run, target: Run, options: CompareOptions) -> None:
+    def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run], third: Run | None) -> None:
         self.reference, self.target, self.options = _Read(reference), _Read(target), options
         self.timing: dict[str, float] = {}
         self.notes: list[str] = []
         self.calls = self.reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids, self.target_kids = children(self.calls), children(self.target.calls)
+        with self._timed("again"):
+            further = [_Read(run) for run in again]
+            self.again = Again(self.reference, further, allow=options.allow, threads=options.threads, tell=self._tell)
+        with self._timed("third"):
+            self.third = Third(self.reference, self.target, _Read(third) if third is not None else None, tell=self._tell)
 
     # ---- the stages
 
@@ -95,7 +104,9 @@ class _Comparing:
         self.inputs_differ = self._first_things()
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
-            verdicts = self._judge()
+            self.again.find(self.regions)
+            verdicts = self.again.explained(self._judge(), self.locals)
+            verdicts = self.third.judged(verdicts, self.regions, self.first, self._error)
         with self._timed("locate"):
             judged = locate.order_and_taint(self.calls, self.regions, verdicts)
             found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
@@ -116,7 +127,9 @@ class _Comparing:
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
             unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
-            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
+            notes=(*self.again.notes, *self.third.notes, *self.notes, *self._run_notes()),
+            repetition=self.again.summary(), third=self.third.summary(verdicts, self.plan.pairs),
             without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
@@ -156,7 +169,10 @@ class _Comparing:
 
     def _error(self, slot: SlotPair) -> judge.Error:
         a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
+        measured = self.measured[slot.reference_record, slot.target_record]
+        error = judge.error_of(measured, a, b, _u(a, b))
+        spread = self.again.spread(slot.reference_record, measured)
+        return dataclasses.replace(error, spread=spread) if spread else error
 
     # ---- first things first
 
@@ -173,7 +189,7 @@ class _Comparing:
                     continue
                 a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
                 error = self._error(slot)
-                limit = 2 * _u(a, b)
+                limit = max(2 * _u(a, b), judge.LIMITS.spread * error.spread)
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
@@ -243,7 +259,8 @@ class _Comparing:
         self.replayer = None
         if self.options.replay:
             self.replayer = Replayer(
-                self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow
+                self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow,
+                spread=self.again.elementwise,
             )  # fmt: skip
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
@@ -431,7 +448,7 @@ class _Comparing:
                 continue
             error = self._error(pair)
             before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
-            limit = judge.LIMITS.growth * (before + 2 * error.u)
+            limit = max(judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread)
             if error.value is not None and error.value > limit:
                 name = slot.removeprefix("param.")
                 return _but_verdict(
@@ -635,14 +652,15 @@ class _Comparing:
         kinds = {v.evidence for v in verdicts}
         if "replay" in kinds:
             return "replay"
-        if "statistics" in kinds:
-            return "statistics"
+        for kind in ("statistics", "three-way"):
+            if kind in kinds:
+                return kind
         return "two dumps" if kinds or any(found) else ""
 
     def _first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
         for pair in self.plan.pairs:
             verdict = per_call.get(pair.reference, "identical")
-            if verdict in ("identical", "noise", "declared"):
+            if verdict in ("identical", "noise", "declared", "nondeterministic"):
                 continue
             call = self.calls[pair.reference]
             if verdict == "inherited" and call.parent == -1:
@@ -660,11 +678,12 @@ class _Comparing:
             call, verdict = self.calls[pair.reference], per_call.get(pair.reference, "")
             name = call.scope or call.root
             for slot in pair.slots:
-                a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+                key = slot.reference_record, slot.target_record
+                a, b = self.reference.records[key[0]], self.target.records[key[1]]
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
-                    self.measured[slot.reference_record, slot.target_record],
+                    self.third.columns(key, self.measured[key]),
                 )  # fmt: skip
 
     def _with_worst(self, finding: Finding) -> Finding:

@@ -74,14 +74,16 @@ class Replayer:
     """Figures of calls from replay.
 
     Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
-    inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run.
+    inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run. spread: of
+    a record of the reference, by how much each element differs between its runs (`Again.elementwise`).
     """
 
     def __init__(
         self, reference: Run, target: Run, *, paired: Collection[int] = (),
         inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
+        spread: Callable[[int], Array | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.paired, self.inner = paired, inner
+        self.paired, self.inner, self.spread = paired, inner, spread
         self.reference, self.target = Side(reference, allow), Side(target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
@@ -142,13 +144,15 @@ class Replayer:
         run = _Running(loaded, inputs, params, strides, list(outputs), *chosen)
         r, w, terms = run.wide(), run.working(), loaded.length
         reference = self._reference(call, loaded, faced, outputs, run)
+        spread: dict[str, Array | None] = {}
         for slot, y in produced.items():
-            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot))
+            spread[slot] = self.spread(outputs[slot].reference_record)
+            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot), spread[slot])
         if any(local.score > 1 for local in found.local.values()):
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = run.working(stepwise=True)
             for slot, y in produced.items():
-                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot))
+                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot])
                 found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
         if broken and any(local.score > 1 for local in found.local.values()):
             return Replayed(refused={"": self.reference.disagreement(call)[1]})
@@ -396,8 +400,10 @@ class _Whole:
         return replayer.hold(key, lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working))
 
 
-def _measured(slot: str, y: Array, r: Array, w: Array, terms: int, reference: tuple[Array, Array | None] | None) -> judge.Local:
+def _measured(
+    slot: str, y: Array, r: Array, w: Array, terms: int, reference: tuple[Array, Array | None] | None, spread: Array | None
+) -> judge.Local:
     if r.shape != y.shape or w.shape != y.shape:
         raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
     made, again = reference if reference is not None and reference[0].shape == y.shape else (None, None)
-    return judge.local(y, r, w, reduction_length=terms, reference=made, reference_wide=again)
+    return judge.local(y, r, w, reduction_length=terms, reference=made, reference_wide=again, spread=spread)

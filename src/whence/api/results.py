@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ def compare(
     min_coverage: float = 0.9,
     tier: str = "full",
     allow: tuple[str, ...] = (),
+    again: Sequence[str | os.PathLike[str] | Run] = (),
+    third: str | os.PathLike[str] | Run | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -32,6 +34,8 @@ def compare(
     output: a folder to write `summary.json`, `report.csv`, `report.json` into; None writes nothing. replay: run the recorded
     programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
+    again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
+    third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api.comparing import CompareOptions, compare_runs
@@ -41,16 +45,31 @@ def compare(
         raise UsageError(f"tier {tier!r}: core or full")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    _check_again(reference, again)
     folder = Path(output) if output is not None else None
     if folder is not None:
         _check_output(folder, force)
-    left = open_run(os.fspath(reference)) if isinstance(reference, (str, os.PathLike)) else reference
-    right = open_run(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else target
+
+    def opened(run: str | os.PathLike[str] | Run) -> Run:
+        return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
+
     options = CompareOptions(replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, progress=progress)
-    result = compare_runs(left, right, options)
+    left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
+    result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:
         write(result, folder)
     return result
+
+
+def _check_again(reference: str | os.PathLike[str] | Run, again: Sequence[str | os.PathLike[str] | Run]) -> None:
+    paths = (str, os.PathLike)
+    if isinstance(again, paths):
+        raise UsageError(f"again takes a list of runs: again=[{os.fspath(again)!r}]")
+    for run in again:
+        if run is reference or (
+            isinstance(run, paths) and isinstance(reference, paths) and Path(run).resolve() == Path(reference).resolve()
+        ):
+            raise UsageError("again: that is the reference itself, which tells nothing about repetition; capture the program once more")
 
 
 def free_output(base: str = "whence-cmp") -> Path:

@@ -39,6 +39,10 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 @click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
 @click.option("--allow", multiple=True, metavar="NAMESPACE::", help="Vendor operators that may be replayed (repeatable).")
+@click.option(
+    "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
+)
+@click.option("--third", metavar="RUN", help="REF in higher precision: how far both are from it, where nothing can be replayed.")
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
@@ -48,7 +52,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     folder = output or str(api.free_output())
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
-        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], progress=_progress(),
+        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], again=given["again"], third=given["third"],
+        progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))

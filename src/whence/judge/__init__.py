@@ -7,10 +7,13 @@ from whence.judge.local import measure as local
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
+from whence.judge.spread import elementwise, explain, flips, repeated
+from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 from whence.judge.whole import measure as whole
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled",
-    "error_of", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "rounded", "unit_roundoff", "whole",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay",
+    "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "parameters",
+    "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ class Error:
     """Relative error of one pair of tensors, as far as it is known.
 
     value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured. evidence: "two dumps" or "statistics".
+    spread: the same between runs of the reference, where there are several.
     """
 
     value: float | None
@@ -23,17 +24,22 @@ class Error:
     exact: bool = False
     u: float = 0.0
     why: str = ""
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / (e_in + 2u)."""
+    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / max(e_in + 2u, spread).
+
+    spread: that of the output that grew most.
+    """
 
     verdict: str
     growth: float
     e_in: float
     e_out: float
     evidence: str
+    spread: float = 0.0
 
 
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
@@ -92,11 +98,20 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
     statistic = evidence == "statistics"
     # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs silent.
     band = e_in + (4 if statistic else 2) * u
-    growth = e_out / band if band > 0 else math.inf
+    worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
+    growth, spread = _over(worst, band), worst.spread
+    if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
+        return Growth("inherited" if e_in > 0 and e_out > 2 * u else "noise", growth, e_in, e_out, evidence, spread)
     if len(known_in) < len(inputs) and growth > limits.amplified:
-        return Growth("undetermined", growth, e_in, e_out, evidence)
+        return Growth("undetermined", growth, e_in, e_out, evidence, spread)
     if growth > limits.growth:
-        return Growth("introduced", growth, e_in, e_out, evidence)
+        return Growth("introduced", growth, e_in, e_out, evidence, spread)
     if growth > limits.amplified:
-        return Growth("amplified", growth, e_in, e_out, evidence)
-    return Growth("noise" if e_out <= 2 * u else "inherited", growth, e_in, e_out, evidence)
+        return Growth("amplified", growth, e_in, e_out, evidence, spread)
+    return Growth("noise" if e_out <= 2 * u else "inherited", growth, e_in, e_out, evidence, spread)
+
+
+def _over(error: Error, band: float) -> float:
+    """An output's error in units of the band, which its own run-to-run spread may widen."""
+    band = max(band, error.spread)
+    return (error.value or 0.0) / band if band > 0 else math.inf

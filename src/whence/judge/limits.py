@@ -19,6 +19,9 @@ class Limits:
     slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
     and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
     of them is the bias transcendental kernels have against each other. pooled: z of the scale over all siblings together.
+    spread: error in units of the run-to-run spread of the reference (judge.spread).
+    third: error in units of the reference's own, both against a third run (judge.third); yardstick: relative error of the
+    reference from which on it is none: the third run then computed something else.
     whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
@@ -36,6 +39,9 @@ class Limits:
     value: float = 6.0
     effect: float = 3e-6
     pooled: float = 4.5
+    spread: float = 2.0
+    third: float = 3.0
+    yardstick: float = 0.5
     whole: float = 8.0
     whole_z: float = 24.0
     precision_rho: float = 8.0

@@ -21,6 +21,7 @@ F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
 _TINY = 1e-300
 _CHANGED_FOR_SLOPE = 30
+_NONE: F64 = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class Local:
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
     z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. With g what the reference made and r_g the wide replay on its inputs,
-    y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by the reference:
-    inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known. mismatch: elements that are
-    non-finite on one side only. whole: of a stretch of computation of which only the ends are seen (judge.whole).
+    error_rel, floor_rel, spread_rel: ||y - r||, E0 and the run-to-run spread, over ||r||. With g what the reference made and r_g
+    the wide replay on its inputs, y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by
+    the reference: inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known.
+    mismatch: elements that are non-finite on one side only. whole: of a stretch of computation of which only the ends are seen
+    (judge.whole).
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
@@ -49,10 +51,11 @@ class Local:
     integer_mismatch: int = 0
     u: float = 0.0
     whole: bool = False
+    spread_rel: float = 0.0
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
-        s, gate = self.structure, limits.effect
+        s, gate = self.structure, max(limits.effect, limits.spread * self.spread_rel)
         if self.whole:
             return {"rho": self.rho / limits.whole, "z": self.z / limits.whole_z}
         rho, z = limits.for_dtype(self.u)
@@ -89,6 +92,7 @@ def measure(
     reduction_length: int = 1,
     reference: Array | None = None,
     reference_wide: Array | None = None,
+    spread: Array | None = None,
     limits: Limits = LIMITS,
 ) -> Local:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
@@ -97,12 +101,16 @@ def measure(
     working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
     reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
     reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
-    for the shares of the error. All of one shape.
+    for the shares of the error. spread: by how much each element differs between runs of the reference on equal inputs
+    (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it is no evidence; of an exact
+    kind, `limits.spread` times as many elements may differ. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
         exact = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
         wrong = int(np.count_nonzero(exact))
+        if spread is not None and wrong <= limits.spread * np.count_nonzero(spread):
+            wrong = 0
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
         return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
@@ -111,7 +119,9 @@ def measure(
     keep, mismatch = comparable(y, r, w, kind.max_finite or math.inf)
     g = flat(reference) if reference is not None and reference.size == output.size else None
     again = flat(reference_wide) if reference_wide is not None and g is not None else r
+    s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
+        s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
     if g is not None:
         known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
@@ -122,11 +132,11 @@ def measure(
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, norm(r)
-    error, own = norm(e), norm(f)
+    error, own, strays = norm(e), norm(f), norm(s)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
-    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
+    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
-    z, at = worst(e, f, r, u, size, last)
+    z, at = worst(e, f, r, u, size, last, s)
     inherited = by_reference = None
     if g is not None:
         base = norm(g)
@@ -138,6 +148,7 @@ def measure(
     local = Local(
         0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
         floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
+        spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
     )  # fmt: skip
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
 
@@ -197,13 +208,20 @@ def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_
     return fine, int(np.count_nonzero(wrong))
 
 
-def worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[float, int]:
-    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index."""
-    rows, square = f.reshape(-1, last), None
+def worst(e: F64, f: F64, r: F64, u: float, size: float, last: int, s: F64 = _NONE) -> tuple[float, int]:
+    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index.
+
+    s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i is added.
+    """
+    rows = f.reshape(-1, last)
     square = rows * rows
+    if s.size:
+        square += (s * s).reshape(-1, last)
     scale = np.maximum(np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True)))
     scale = scale.reshape(-1) if scale.shape == rows.shape else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
     scale += u * np.abs(r)
+    if s.size:
+        scale += s
     scale += 1e-3 * u * size / math.sqrt(r.size)
     np.maximum(scale, _TINY, out=scale)
     ratio = np.abs(e) / scale

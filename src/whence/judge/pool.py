@@ -35,7 +35,8 @@ def pool(outputs: Iterable[tuple[Hashable, Local]], limits: Limits = LIMITS) -> 
     """Groups whose scale error is significant together. outputs: (group, figures); a group is a name with its numbers starred."""
     groups: dict[Hashable, list[Local]] = {}
     for group, local in outputs:
-        if local.structure.changed > _LEAST_CHANGED and local.structure.slope_z > 0:
+        beyond = abs(local.structure.slope) >= limits.spread * local.spread_rel  # what runs of the reference differ by is no evidence
+        if beyond and local.structure.changed > _LEAST_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
     found: dict[Hashable, Pooled] = {}
     for group, members in groups.items():

@@ -40,7 +40,7 @@ class LeafEvidence:
 def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     """The verdict of a leaf call."""
     growth = grow(evidence.inputs, evidence.outputs, evidence.u, limits)
-    numbers: dict[str, float | None] = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    numbers = _of_growth(growth)
     if evidence.structural:
         return Verdict(evidence.pair, "structural", evidence="two dumps", confidence="likely", cause="structural", numbers=numbers,
                        sentence=evidence.structural)  # fmt: skip
@@ -104,7 +104,7 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
 def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, float | None] | None = None, *, note: str = "") -> Verdict:
     """The verdict of a region that could not be replayed: growth between two dumps, at most `likely`."""
     if numbers is None:
-        numbers = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+        numbers = _of_growth(growth)
     why = f"; no replay: {note}" if note else ""
     sentence = words.of_growth(growth) + why
     if growth.verdict == "identical":
@@ -115,6 +115,11 @@ def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, flo
         confidence = "likely" if growth.evidence == "two dumps" or score > 4 else "suspect"
         return Verdict(pair, "introduced", stretch, growth.evidence, confidence, _finite(score), "", numbers, sentence)
     return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
+
+
+def _of_growth(growth: Growth) -> dict[str, float | None]:
+    numbers = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    return numbers | ({"spread": _finite(growth.spread)} if growth.spread else {})
 
 
 def _finite(value: float) -> float | None:

@@ -14,7 +14,8 @@ def of_local(local: Local) -> str:
         return f"{local.integer_mismatch} elements differ from what the reference's operators give on the same inputs"
     if local.mismatch:
         return f"{local.mismatch} elements are NaN, Inf or finite where the reference's operators on the same inputs say otherwise"
-    own = "what rounding in all the calls inside makes" if local.whole else "this operator's own rounding"
+    own = "run-to-run spread" if local.spread_rel and local.spread_rel >= local.floor_rel else "own rounding"
+    own = "what rounding in all the calls inside makes" if local.whole else f"this operator's {own}"
     parts = [f"{local.rho:.3g} times {own}"]
     if local.parts()["z"] > 1 and local.z_index is not None:
         parts.append(f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding")
@@ -38,4 +39,5 @@ def of_growth(growth: Growth) -> str:
     if growth.verdict == "undetermined":
         return "nothing at its outputs could be measured"
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
-    return f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs ({growth.evidence})"
+    apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
+    return f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs{apart} ({growth.evidence})"

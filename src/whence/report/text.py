@@ -31,6 +31,8 @@ def answer(result: Comparison, *, output: str = "") -> str:
     if len(result.findings) > _MOST_FINDINGS:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     lines += _evidence(result)
+    lines += _repetition(result)
+    lines += _third(result)
     lines.append(_counts(result))
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
@@ -57,6 +59,7 @@ def _same_words(result: Comparison) -> str:
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = result.counts.get("precision", 0)
     text = f"rounding ({clean(names)})" if names else "rounding"
+    text += " or within the reference's own run-to-run spread" if result.repetition and result.repetition.largest else ""
     return text + (f"; {count(losses, 'call')} with a low-precision intermediate" if losses else "")
 
 
@@ -80,6 +83,9 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         floor = numbers.get("floor_rel")
         budget = f"  own rounding {floor:.2g}" if floor is not None else ""
         yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
+    ratio, own, strays = (numbers.get(f"third_{n}") for n in ("ratio", "reference_err", "target_err"))
+    if first and ratio is not None and own is not None and strays is not None:
+        yield _row("  three-way", f"target is off by rel_l2 {strays:.2g}, the reference by {own:.2g}: {ratio:.3g} times")
     a, b = finding.worst_reference, finding.worst_target
     if first and finding.worst_index is not None and a is not None and b is not None:
         yield _row("  worst element", f"{list(finding.worst_index)}   reference {a:.6g}   target {b:.6g}")
@@ -91,6 +97,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
 _BLIND = {
     "two dumps": "errors below 5 times what came in",
     "statistics": "errors that leave min, max, mean and norm alone",
+    "three-way": "errors below 5 times the reference's own",
     "text": "differences below the printed digits",
 }
 
@@ -100,11 +107,57 @@ def _evidence(result: Comparison) -> Iterator[str]:
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
         inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
-        rest = "" if c.replayed >= c.paired + c.inside else ", two dumps for the rest"
+        rest = "" if c.replayed >= c.paired + c.inside else f", {_beside(result)}two dumps for the rest"
         yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
     elif result.evidence:
         blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
         yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
+
+
+def _repetition(result: Comparison) -> Iterator[str]:
+    again = result.repetition
+    if again is None:
+        return
+    runs = count(len(again.runs), "further run")
+    if again.calls:
+        more = f" and {count(len(again.names) - 4)} more" if len(again.names) > 4 else ""
+        names = ", ".join(f"{clean(n)} ({clean(t)})" for n, t in list(zip(again.names, again.op_types))[:4])
+        calls = f"{count(again.calls, 'call')}; first {names}{more}"
+        yield _row("  nondeterministic", f"{calls}; there the reference parts from itself by rel_l2 {again.own:.2g} ({runs})")
+    elif again.largest:
+        yield _row("  nondeterministic", f"no call on equal inputs, yet tensors part by rel_l2 {again.largest:.2g} ({runs})")
+    else:
+        yield _row("  nondeterministic", f"nothing: {runs} bitwise equal to the reference")
+
+
+def _beside(result: Comparison) -> str:
+    regions = sum(v.evidence == "three-way" for v in result.verdicts)
+    return f"the third run for {count(regions, 'region')}, " if regions else ""
+
+
+def _third(result: Comparison) -> Iterator[str]:
+    third = result.third
+    if third is None:
+        return
+    if not third.calls:
+        exact = set(result.counts) <= {"identical"}
+        yield _row(
+            "  third run", "not needed: nothing differs" if exact else f"no differing call could be measured against {clean(third.run)}"
+        )
+        return
+    mine, theirs = third.target_err, third.reference_err
+    if mine is not None and theirs is not None:
+        words = "closer to" if mine < 0.95 * theirs else "further from" if mine > theirs / 0.95 else "as close to"
+        than = "as" if words == "as close to" else "than"
+        overlap = f"; overlap of the errors {third.overlap:.0%}" if third.overlap is not None else ""
+        sizes = f"rel_l2 {mine:.2g} against {theirs:.2g}{overlap}"
+        yield _row("  third run", f"at the model's output the target is {words} {clean(third.run)} {than} the reference: {sizes}")
+    name = f" ({clean(third.name)})" if third.name else ""
+    yield _row(
+        "  error ratio",
+        f"target / reference, median {third.median:.3g}, largest {third.worst:.3g}{name}; "
+        f"target closer in {count(third.closer)} of {count(third.calls, 'differing region')}",
+    )
 
 
 def _counts(result: Comparison) -> str:

@@ -1,0 +1,153 @@
+"""Three-way: how far reference and target each are from a third run, the reference in higher precision.
+
+The reference's own error against it is a yardstick for noise that needs no program: a target that is as right as the reference
+errs about as much. `Limits.third` = 3 is the multiple that torch's benchmarks allow 16-bit results (torch/_dynamo/utils.py,
+`same`: RMSE of the result against float64 at most 3 times that of eager; 2 times in float32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.judge.limits import LIMITS, Limits
+from whence.results import Verdict
+
+_CHUNK = 1 << 20  # elements widened at once
+_CELLS = 1 << 15  # sign-less upper half of a float32
+_SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ThreeWay:
+    """2-norms of reference - third, target - third and third, over elements that are ordinary numbers in all three.
+
+    overlap: 1 - the two-sample Kolmogorov-Smirnov statistic of the absolute errors, 1 when both runs err alike and 0 when no error
+    of one is as small as any of the other. u: unit roundoff of the reference, 0 where the target's is another: then the
+    reference's error is no yardstick for it.
+    """
+
+    reference: float
+    target: float
+    third: float
+    overlap: float
+    u: float
+
+    @property
+    def ratio(self) -> float:
+        """Root-mean-square error of the target over that of the reference; 1 for 0/0, inf when only the reference has none."""
+        if self.reference == 0.0:
+            return 1.0 if self.target == 0.0 else math.inf
+        return self.target / self.reference
+
+    @property
+    def beyond(self) -> float:
+        """The ratio, with half a unit roundoff as the least error a reference is taken to have: it may be exact by luck."""
+        floor = max(self.reference, 0.5 * self.u * self.third)
+        return self.target / floor if floor > 0 else self.ratio
+
+
+def three_way(reference: Array, target: Array, third: Array) -> ThreeWay | None:
+    """Compare three arrays of one shape, floating or complex; None when their errors say nothing.
+
+    That is: another shape or an exact dtype, nothing finite, or NaN and infinities at other places in the target than in the
+    reference. Equal masks (infinite, or 0.9 of the largest finite value and more) are left out. Reads a chunk at a time.
+
+    overlap: max over x of |F_target(x) - F_reference(x)|, F being the shares of absolute errors up to x, errors cut to 8
+    significant bits. Source: Hodges, The significance probability of the Smirnov two-sample test, 1958.
+    """
+    kinds = [dtypes.of(a) for a in (reference, target, third)]
+    if not all(k.is_floating for k in kinds) or not reference.shape == target.shape == third.shape or reference.size == 0:
+        return None
+    sums = np.zeros(3)
+    cells = np.zeros((2, _CELLS), np.int64)
+    for g, t, h in zip(*(_chunks(a) for a in (reference, target, third))):
+        parts = [_ordinary(a, k) for a, k in zip((g, t, h), kinds)]
+        if not np.array_equal(parts[0], parts[1]):
+            return None
+        keep = parts[0] & parts[2]
+        if not keep.all():
+            g, t, h = g[keep], t[keep], h[keep]
+        for row, error in enumerate((g - h, t - h)):
+            sums[row] += float(np.einsum("i,i->", error, error))
+            with np.errstate(over="ignore", under="ignore"):
+                upper = np.abs(error).astype(np.float32).view(np.uint32) >> 16
+            cells[row] += np.bincount(upper, minlength=_CELLS)
+        sums[2] += float(np.einsum("i,i->", h, h))
+    count = int(cells[0].sum())
+    if count == 0 or not np.isfinite(sums).all():
+        return None
+    apart = int(np.abs(np.cumsum(cells[0] - cells[1])).max()) / count
+    norms = np.sqrt(sums)
+    same = kinds[0].unit_roundoff == kinds[1].unit_roundoff
+    return ThreeWay(float(norms[0]), float(norms[1]), float(norms[2]), 1.0 - apart, (kinds[0].unit_roundoff or 0.0) if same else 0.0)
+
+
+def with_third(verdict: Verdict, outputs: Sequence[ThreeWay]) -> Verdict:
+    """The verdict with the numbers of the output that has the largest ratio. Infinite: None."""
+    worst = max(outputs, key=lambda o: o.ratio)
+    size = worst.third or math.nan
+    figures = {
+        "third_ratio": worst.ratio, "third_overlap": worst.overlap, "third_reference_err": worst.reference / size,
+        "third_target_err": worst.target / size,
+    }  # fmt: skip
+    finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    return msgspec.structs.replace(verdict, numbers={**verdict.numbers, **finite})
+
+
+def judge_third(verdict: Verdict, inputs: Sequence[ThreeWay] | None, outputs: Sequence[ThreeWay], limits: Limits = LIMITS) -> Verdict:
+    """The verdict of a region that two dumps judged, looked at again with the third run.
+
+    inputs: of those tensors it read that differ, or None when not all of them are known. The target's error at the outputs, in
+    units of the reference's, over the same at the inputs (at least 1): up to `limits.third` it is noise or inherited, beyond
+    `limits.growth` introduced, at most "likely"; with unknown inputs only the former is told. Between, where the runs'
+    precisions differ, and where the reference is off by more than `limits.yardstick`, the two dumps' verdict stays.
+    """
+    verdict = with_third(verdict, outputs)
+    if verdict.evidence == "replay" or verdict.verdict not in ("noise", "inherited", "amplified", "introduced", "undetermined"):
+        return verdict
+    if any(o.u == 0.0 or o.reference > limits.yardstick * o.third for o in outputs):
+        return verdict
+    out, came_in = max(o.beyond for o in outputs), max([1.0, *(i.beyond for i in inputs or ())])
+    relation = out / came_in if math.isfinite(came_in) else 1.0
+    said = f"{out:.3g} times the reference's own error against the third run, {came_in:.3g} times at its inputs"
+    if inputs is None:
+        said = said.rpartition(",")[0]
+    if relation <= limits.third:
+        name = verdict.verdict
+        if name in ("introduced", "undetermined"):
+            name = "noise" if out <= limits.third else "inherited"
+        return _three(verdict, name, "", None, f"{said}; {verdict.sentence}")
+    if relation > limits.growth and inputs is not None:
+        return _three(verdict, "introduced", "likely", relation / limits.growth, f"{said}; {verdict.sentence}")
+    return verdict
+
+
+def _three(verdict: Verdict, name: str, confidence: str, score: float | None, sentence: str) -> Verdict:
+    score = score if score is None or math.isfinite(score) else None
+    return msgspec.structs.replace(
+        verdict, verdict=name, evidence="three-way", confidence=confidence, score=score, cause="", sentence=sentence
+    )
+
+
+def _chunks(array: Array) -> Iterator[npt.NDArray[np.float64]]:
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        if np.iscomplexobj(part):
+            yield part.astype(np.complex128).view(np.float64)
+        else:
+            yield part.astype(np.float64)
+
+
+def _ordinary(values: npt.NDArray[np.float64], kind: dtypes.DType) -> npt.NDArray[np.bool_]:
+    with np.errstate(invalid="ignore"):
+        out: npt.NDArray[np.bool_] = np.abs(values) < _SENTINEL * (kind.max_finite or math.inf)
+    return out
