@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whence import __version__, align, judge, locate, metrics
+from whence import __version__, align, judge, metrics
 from whence.api.replaying import Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.locate import GUILTY, decide, declare_patched, findings, order_and_taint
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
 
@@ -95,14 +96,14 @@ class _Comparing:
         self.inputs_differ = self._first_things()
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
-            verdicts = self._judge()
+            verdicts = declare_patched(self._judge(), self.plan.pairs, self.calls, self.target.calls)
         with self._timed("locate"):
-            judged = locate.order_and_taint(self.calls, self.regions, verdicts)
-            found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
+            judged = order_and_taint(self.calls, self.regions, verdicts)
+            found = [self._with_worst(f) for f in findings(judged, self.calls, self.plan, align.starred)]
         per_call = self._per_call(verdicts)
         coverage = self._coverage(per_call)
         every = tuple(verdicts.values())
-        status, why = locate.decide(
+        status, why = decide(
             found,
             every,
             coverage,
@@ -274,7 +275,7 @@ class _Comparing:
 
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
-        if any(v.verdict in locate.GUILTY for v in verdicts.values()):
+        if any(v.verdict in GUILTY for v in verdicts.values()):
             return
 
         def group(call: int) -> tuple[str, str]:
@@ -563,6 +564,7 @@ class _Comparing:
         for side, run in (("reference", self.reference), ("target", self.target)):
             if run.ended:
                 out.append(f"{side}: {run.ended}")
+            out += [f"{side}: {sentence}" for sentence in align.changed(run)]
             out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
             hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
             out += [f"{side}: {h}" for h in sorted(hidden)]

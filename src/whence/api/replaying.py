@@ -8,9 +8,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whence import align, dtypes, judge, locate
+from whence import align, dtypes, judge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
+from whence.locate import program_difference
 from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
@@ -268,7 +269,7 @@ class Replayer:
             random = other.no_program.startswith("draws random numbers")
             return ("semantic", f"only the target {other.no_program}") if random else ("", "")
         mine, theirs = self.reference.programs.get(call.program), self.target.programs.get(other.program)
-        words = locate.program_difference(mine, theirs) if mine is not None and theirs is not None else ""
+        words = program_difference(mine, theirs) if mine is not None and theirs is not None else ""
         try:
             loaded = self._load(self.target, (1, other.program))
             records = {r.slot: r.record for r in other.refs}
