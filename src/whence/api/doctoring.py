@@ -194,9 +194,13 @@ class _Doctor:
         weights = [c for c in leaves if has(c, "weight", 2) and "Embedding" not in c.op_type]
         return {
             "scale": leaves, "channel": leaves, "stale": leaves, "constant": [c for c in big if not c.leaf] or leaves,
-            "row": weights, "weight": weights, "bias": [c for c in leaves if has(c, "bias", 1)],
+            "row": weights, "weight": weights, "bias": [c for c in leaves if has(c, "bias", 1) and not self._all_zero(c, "param.bias")],
             "eps": [c for c in leaves if "norm" in c.op_type.lower()],
         }  # fmt: skip
+
+    def _all_zero(self, call: Call, slot: str) -> bool:
+        found = [self.golden.records[r.record].statistics for r in call.refs if r.slot == slot]
+        return all(s is not None and s.zero == s.count for s in found)
 
     def _output(self, call: Call) -> Any:
         """The record that a fault of the output changes: the first floating one, if it is large enough to say something."""
