@@ -370,6 +370,8 @@ class _Comparing:
             if r in self.first and (r, self.first[r]) in self.measured
         ]
         errors_out = [self._error(s) for s in own]
+        # Who hands on from here what this stretch spoilt has nothing to do with it.
+        self.first.update((s.reference_record, s.target_record) for s in own)
         if wrong:
             verdict = judge.judge_leaf(
                 judge.LeafEvidence(index, errors_in, errors_out, max((e.u for e in errors_out), default=0.0), parameters)

@@ -202,7 +202,7 @@ class _Locating:
         if low >= 0:
             earlier = known[low][1]
             assert earlier is not None
-            made.append(_but(earlier, name=f"the {low + 1} modules that return before it", points=()))
+            made.append(_but(earlier, name=f"the {low + 1} modules that return before it", points=(), notes=()))
         last = known[high][1]
         assert last is not None
         return [*made, last]
