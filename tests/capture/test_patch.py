@@ -317,3 +317,25 @@ def test_a_fault_without_a_place_is_told(tmp_path):
         ):
             run = captured(model, tmp_path / inject.partition("@")[0], lambda m: m(x()), inject=inject)
             assert notes(run, "fault-refused") == [said]
+
+
+def test_a_forked_child_has_the_fault_once(tmp_path):
+    """The child captures into a folder of its own and plants anew: the parent's fault must not be under it."""
+    import subprocess
+    import sys
+
+    script = tmp_path / "fork.py"
+    script.write_text(
+        "import os, torch\n"
+        "torch.set_num_threads(1)\n"
+        "m, x = torch.nn.Sequential(torch.nn.Identity()), torch.ones(4)\n"
+        "with torch.no_grad():\n"
+        "    m(x)\n"
+        "    if (pid := os.fork()) == 0:\n"
+        "        print(m(x)[0].item(), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+    )
+    line = [sys.executable, "-m", "whence", "run", "-o", str(tmp_path / "run"), "--inject", "scale@0=3", "--", sys.executable, str(script)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr

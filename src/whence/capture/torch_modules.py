@@ -184,6 +184,8 @@ class Listener:
         self._ring = None
         self._lock = threading.RLock()  # a thread that is not here any more may have held it
         self._unwrap()
+        if self._changes is not None:
+            self._changes.undo()
         _ABANDONED.append(self)
 
     # ---- one call

@@ -48,7 +48,7 @@ class Changes:
             return
         try:
             words, undo = torch_faults.plant(site, fault.kind, fault.strength, Random(f"{fault.kind} {fault.site}"))
-        except (torch_faults.NotPlanted, AttributeError, RuntimeError) as error:
+        except (torch_faults.NotPlanted, AttributeError, RuntimeError, ValueError) as error:
             self._tell("fault-refused", f"{fault.kind} was not planted: {error}", fault.site)
             return
         self._undo.append(undo)
@@ -78,11 +78,16 @@ class Changes:
             self._tell("patch", f"{name}: what it changes in place (a cache, a buffer) is not replaced, only what it returns", name)
         return made
 
+    def undo(self) -> None:
+        """Take the fault out again. Idempotent: a forked child comes here twice."""
+        while self._undo:
+            self._undo.pop()()
+
     def finish(self) -> None:
         """Take the fault out again, and say what was done and what never came."""
-        for undo in self._undo:
-            undo()
-        if self._fault is not None and not self._undo and not self._told:
+        planted = bool(self._undo)
+        self.undo()
+        if self._fault is not None and not planted and not self._told:
             self._tell("fault-refused", f"{self._fault.kind} was not planted: no module {self._fault.site} was called", self._fault.site)
         for name, count in self._done.items():
             self._session.note("patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name)

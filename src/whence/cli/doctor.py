@@ -1,4 +1,4 @@
-"""Check whence on your own program: silent when nothing is wrong, right when something is?
+"""Check whence on your own program: silent on equal runs, right on known faults.
 
 \b
     whence doctor -- python infer.py

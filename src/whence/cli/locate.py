@@ -1,4 +1,4 @@
-"""How much of the error at the output does each operator explain? Puts the reference's tensors in and runs the target again.
+"""Run the target again with the reference's tensors put in: how much of the error does each explain.
 
 \b
     whence locate runs/ref -- python infer.py --dtype bf16
