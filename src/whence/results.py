@@ -264,7 +264,7 @@ class PlantedFault(msgspec.Struct, frozen=True):
 class Checkup(msgspec.Struct, frozen=True):
     """How far whence can be trusted on one program. healthy: silent on every clean run, and every clear fault was named first.
 
-    leaves, replayable: calls of leaf modules, and those whose program was recorded; not_replayable: reasons with counts.
+    replayable: calls whose program was recorded; not_replayable: reasons with counts, of the others.
     bare_s, captured_s: wall time of the program without and with capture; disk_bytes: of one captured run.
     """
 
@@ -272,7 +272,6 @@ class Checkup(msgspec.Struct, frozen=True):
     clean: tuple[Clean, ...]
     planted: tuple[PlantedFault, ...]
     calls: int
-    leaves: int
     replayable: int
     not_replayable: dict[str, int]
     bare_s: float

@@ -47,7 +47,7 @@ def test_a_healthy_checkup(tmp_path):
     assert len({p.fault for p in result.planted}) == 8
     assert {(p.outcome, p.size_class) for p in result.planted} == {("named first", "clear")}
     assert all(p.named == p.site and p.size > 6 for p in result.planted)
-    assert (result.leaves, result.replayable, result.not_replayable) == (9, 9, {})
+    assert (result.calls, result.replayable, result.not_replayable) == (12, 12, {})
     assert result.disk_bytes > 0
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in before.items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -57,7 +57,7 @@ def test_a_healthy_checkup(tmp_path):
     text = report.checkup(result, output="kept")
     assert text.startswith("HEALTHY            0 of 3 clean runs flagged; 8 of 8 clear faults named first")
     assert "bitwise identical" in text
-    assert "100% of 9 leaf calls can be replayed" in text
+    assert "12 calls; 100% can be replayed" in text
 
 
 def test_the_size_of_a_fault_is_its_error_over_the_operators_own_rounding(monkeypatch):

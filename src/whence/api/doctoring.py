@@ -109,12 +109,12 @@ class _Doctor:
             clean.append(self._clean(name, path))
             self._drop(path)
         planted, notes = self._planted(faults, seed)
-        leaves = [c for c in self.golden.calls if c.leaf]
-        reasons = Counter(c.no_program or "no reason given" for c in leaves if not c.program)
+        calls = self.golden.calls
+        reasons = Counter(c.no_program or "no reason given" for c in calls if not c.program)
         silent = all(c.status == "same" for c in clean)
         named = all(p.outcome == "named first" for p in planted if p.size_class == "clear")
         return Checkup(
-            self.subject.words, tuple(clean), tuple(planted), len(self.golden.calls), len(leaves), sum(1 for c in leaves if c.program),
+            self.subject.words, tuple(clean), tuple(planted), len(calls), sum(1 for c in calls if c.program),
             dict(reasons.most_common()), bare, captured, launch.on_disk(str(reference)), silent and named, tuple(notes),
         )  # fmt: skip
 
@@ -231,9 +231,8 @@ class _Doctor:
         if call.leaf and call.program:
             slots = {r.slot: SlotPair(r.slot, r.slot, r.record, r.record) for r in call.refs}
             given = {r.slot: True for r in call.slots("param")}
-            found, _ = Replayer(self.golden, self.golden).figures(call, call, slots, given)
-            if found:
-                return max(local.floor_rel for _, local in found) or u
+            found = Replayer(self.golden, self.golden).figures(call, call, slots.get, given, lambda slot, needs: False)
+            return max((local.floor_rel for local in found.local.values()), default=u) or u
         return u
 
     # ---- pieces

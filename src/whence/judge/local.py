@@ -29,7 +29,10 @@ class Local:
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
     z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. mismatch: elements that are non-finite on one side only.
+    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. With g what the reference made and r_g the wide replay on its inputs,
+    y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by the reference:
+    inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known. mismatch: elements that are
+    non-finite on one side only.
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
@@ -41,6 +44,7 @@ class Local:
     error_rel: float = 0.0
     floor_rel: float = 0.0
     inherited_rel: float | None = None
+    reference_rel: float | None = None
     mismatch: int = 0
     integer_mismatch: int = 0
     u: float = 0.0
@@ -60,6 +64,15 @@ class Local:
         }
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Of the error between both sides, the share that was inherited, introduced by the target and by the reference (squared norms)."""
+        if self.inherited_rel is None or self.reference_rel is None:
+            return {}
+        parts = {"inherited": self.inherited_rel**2, "target": self.error_rel**2, "reference": self.reference_rel**2}
+        total = sum(parts.values())
+        return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
+
+    @property
     def structured(self) -> bool:
         """Is there more to the error than size: one element far out, or a pattern?"""
         return any(value > 1 for name, value in self.parts().items() if name != "rho")
@@ -72,6 +85,7 @@ def measure(
     *,
     reduction_length: int = 1,
     reference: Array | None = None,
+    reference_wide: Array | None = None,
     limits: Limits = LIMITS,
 ) -> Local:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
@@ -79,7 +93,8 @@ def measure(
     output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
     working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
     reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
-    reference: the reference's output, for the share of error that was inherited. All of one shape.
+    reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
+    for the shares of the error. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -92,10 +107,13 @@ def measure(
     w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
     keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
     g = _flat(reference) if reference is not None and reference.size == output.size else None
+    again = _flat(reference_wide) if reference_wide is not None and g is not None else r
     if not keep.all():
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
-        if g is not None:
-            g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
+    if g is not None:
+        known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
+        if not known.all():
+            g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
         return Local(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
@@ -106,17 +124,17 @@ def measure(
     floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
     z, at = _worst(e, f, r, u, size, last)
-    inherited = None
+    inherited = by_reference = None
     if g is not None:
         base = _norm(g)
-        inherited = _norm(r - g) / base if base > 0 else (0.0 if size == 0 else math.inf)
+        inherited, by_reference = (x / base if base > 0 else (0.0 if x == 0 else math.inf) for x in (_norm(r - again), _norm(g - again)))
     if mismatch:
         bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
     index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     local = Local(
         0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
-        floor / size if size else 0.0, inherited, mismatch, u=u,
+        floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
     )  # fmt: skip
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
 

@@ -28,11 +28,14 @@ def order_and_taint(calls: Sequence[Call], regions: Sequence[Region], verdicts: 
     """
     tainted: set[int] = set()
     step_tainted: dict[str, int] = {}
+    sees_tainted: set[int] = set()  # containers: what one stretch sees, those after it see too
     out: list[Judged] = []
     for region in regions:
         call = calls[region.call]
         verdict = verdicts.get((region.call, region.stretch))
-        downstream = any(record in tainted for record in region.inputs)
+        downstream = region.call in sees_tainted or any(record in tainted for record in region.inputs)
+        if downstream and region.stretch >= 0:
+            sees_tainted.add(region.call)
         since = step_tainted.get(call.root)
         if since is not None and call.step > since:
             downstream = True

@@ -71,8 +71,8 @@ def _worth_a_line(planted: Sequence[PlantedFault]) -> Iterator[str]:
 
 
 def _cost(result: Checkup) -> Iterator[str]:
-    share = f"{result.replayable / result.leaves:.0%}" if result.leaves else "none"
-    yield _row("coverage", f"{count(result.calls, 'call')}; {share} of {count(result.leaves, 'leaf call')} can be replayed")
+    share = f"{result.replayable / result.calls:.0%}" if result.calls else "none"
+    yield _row("coverage", f"{count(result.calls, 'call')}; {share} can be replayed")
     for reason, number in list(result.not_replayable.items())[:_MOST]:
         yield _row("", f"not {count(number)}: {clean(reason)}")
     yield _row("cost", f"{result.captured_s:.1f} s with capture, {result.bare_s:.1f} s without; {size(result.disk_bytes)} on disk")
