@@ -69,7 +69,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
     pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a container.
     score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
-    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...).
+    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...). where: the module below the call that it is about, ""
+    for the call itself. operator: the operator inside that it is due to ("aten.mul.Tensor"), "" where that is not known.
+    side: whose error it is, "target" or "reference".
     """
 
     pair: int
@@ -82,10 +84,16 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     numbers: dict[str, float | None] = {}
     sentence: str = ""
     slot: str = ""
+    where: str = ""
+    operator: str = ""
+    side: str = "target"
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An operator at fault. Siblings with one signature are one finding; `also` names the others."""
+    """An operator at fault. Siblings with one signature are one finding; `also` names the others.
+
+    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is.
+    """
 
     name: str
     op_type: str
@@ -106,10 +114,16 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     worst_reference: float | None = None
     worst_target: float | None = None
     pair: int = -1
+    operator: str = ""
+    side: str = "target"
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How much of the run the answer rests on. Counts are of calls of the reference unless named otherwise."""
+    """How much of the run the answer rests on. Counts are of calls of the reference.
+
+    paired: face a call of the target. measured: all their outputs were. replayed: judged by replay as far as anything differed.
+    replayable: have a program. inside: have no partner and ran again as part of one that has (the target shows no inside).
+    """
 
     calls: int
     paired: int
@@ -117,11 +131,12 @@ class Coverage(msgspec.Struct, frozen=True):
     replayed: int
     replayable: int
     root_outputs_measured: bool
+    inside: int = 0
 
     @property
     def share(self) -> float:
-        """Measured share of the reference's calls, 0..1; 0 when there are none."""
-        return self.measured / self.calls if self.calls else 0.0
+        """Share of the reference's calls that were measured, or replayed inside one that was, 0..1; 0 when there are none."""
+        return (self.measured + self.inside) / self.calls if self.calls else 0.0
 
 
 class Row(msgspec.Struct, frozen=True):

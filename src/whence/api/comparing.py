@@ -115,7 +115,7 @@ class _Comparing:
             status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path,
             findings=tuple(found),
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
-            unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
+            unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
             without_partner=self._without_partner(),
@@ -239,7 +239,13 @@ class _Comparing:
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
-        self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
+        self.inside: dict[int, int] = {}
+        self.inner: dict[int, dict[str, int]] = {}
+        self.replayer = None
+        if self.options.replay:
+            self.replayer = Replayer(
+                self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow
+            )  # fmt: skip
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
@@ -312,7 +318,7 @@ class _Comparing:
             self.not_replayed.add(call.id)
         if not found.local:
             return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
-        verdict = self._with_cause(_but(evidence, local=list(found.local.items())), call, other)
+        verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
 
     def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
@@ -321,16 +327,47 @@ class _Comparing:
         found = self.replayer.figures(
             call, other, lambda slot: self._slot(index, slot), given, lambda slot, needs: self._all_same(index, (slot, *needs))
         )
-        self.locals += [(call.id, figures) for figures in found.local.values()]
+        self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
+        if found.inside:
+            self.inside[call.id] = found.inside
+        return found
+
+    def _inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
+        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        held = self.inner.get(other.id)
+        if held is None:
+            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            self.inner[other.id] = held
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}")
+        scope = align.normal_scope(other.scope)
+        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
+        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+
+    def _inner_parameters(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
+        """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
+        found: list[tuple[str, str, judge.ParameterDifference]] = []
+        seen: set[tuple[int, int]] = set()
+        below = [k for k in self.kids.get(call.id, ()) if k not in self.pair_of]
+        while below:
+            inner = self.calls[below.pop()]
+            below += [k for k in self.kids.get(inner.id, ()) if k not in self.pair_of]
+            for ref in inner.slots("param"):
+                pair = self._inner_parameter(other, inner, ref.slot)
+                if pair is None or (pair.reference_record, pair.target_record) in seen or not self._is_given(inner, pair):
+                    continue
+                seen.add((pair.reference_record, pair.target_record))
+                found.append((inner.scope, ref.slot[6:], self._parameter(pair)))
         return found
 
     def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
         verdict = judge.judge_leaf(evidence)
-        if verdict.verdict != "introduced" or self.replayer is None:
+        if verdict.verdict != "introduced" or verdict.side == "reference" or self.replayer is None:
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
-        cause, words = self.replayer.cause(call, other, lambda slot: self._slot(evidence.pair, slot), flagged)
-        return judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+        found = self.replayer.cause(call, other, lambda slot: self._slot(evidence.pair, slot), flagged)
+        verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
+        return _but_verdict(verdict, operator=found.operator)
 
     def _slot(self, index: int, slot: str) -> SlotPair | None:
         """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
@@ -402,8 +439,9 @@ class _Comparing:
         made = set(region.outputs)
         own: list[tuple[str, SlotPair]] = []
         for name, slot in outputs:
+            # What calls without a partner made was never seen face to face before.
+            handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
-            handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
             if not handed_on or (
                 seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
@@ -416,8 +454,12 @@ class _Comparing:
             if r in self.first and (r, self.first[r]) in self.measured
         ]
         parameters: list[tuple[str, judge.ParameterDifference]] = []
+        inner: dict[str, str] = {}
         if region.stretch == 0:
             _, _, parameters = self._sorted(call, self.slots[index])
+            for scope, name, difference in self._inner_parameters(call, self.target.calls[pair.target]):
+                inner[f"{scope}.{name}"] = scope
+                parameters.append((f"{scope}.{name}", difference))
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
         if not own and not wrong:
             return None
@@ -427,16 +469,18 @@ class _Comparing:
         u = max((e.u for e in errors_out), default=0.0)
         evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
-            return _but_verdict(judge.judge_leaf(evidence), stretch=region.stretch)
+            parameter = judge.judge_leaf(evidence)
+            return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
         if all(e.exact for e in errors_out) or self.replayer is None:
             return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         rest = [self._error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
-        verdict = None
+        verdict: Verdict | None = None
         if local:
             verdict = _but_verdict(
-                self._with_cause(_but(evidence, local=local), call, self.target.calls[pair.target]), stretch=region.stretch
+                self._with_cause(_but(evidence, local=local, broken=found.broken), call, self.target.calls[pair.target]),
+                stretch=region.stretch,
             )
         if not rest:
             return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
@@ -492,7 +536,7 @@ class _Comparing:
         key = (slot.reference_record, slot.target_record)
         known = self.parameter_cache.get(key)
         if known is None:
-            if self.measured[key].identical:
+            if key in self.measured and self.measured[key].identical:
                 known = judge.ParameterDifference(True, True)
             else:
                 arrays = self._arrays(slot)
@@ -553,9 +597,10 @@ class _Comparing:
             len(selected),
             len(self.plan.pairs),
             measured,
-            len(self.plan.pairs) - len(self.not_replayed) if self.replayer is not None else 0,
+            len(self.plan.pairs) - len(self.not_replayed) + sum(self.inside.values()) if self.replayer is not None else 0,
             sum(1 for c in selected if c.program),
             root_ok,
+            sum(self.inside.values()),
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
@@ -629,8 +674,13 @@ class _Comparing:
             return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
 
         plan = self.plan
+        inside: set[int] = set()
+        todo = list(self.inside)
+        while todo:
+            inside.update(below := [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of])
+            todo += below
         sides = {
-            "reference": names(self.calls, plan.unmatched_reference),
+            "reference": names(self.calls, (i for i in plan.unmatched_reference if i not in inside)),
             "target": names(self.target.calls, plan.unmatched_target),
             "ambiguous": names(self.calls, (a for a, _ in plan.ambiguous)),
         }

@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whence import dtypes, judge
+from whence.api.chains import Chain
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.locate import program_difference
-from whence.records import Call, Run
+from whence.locate import first_parting, only_operator, program_difference
+from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
-_SENTINEL = 0.9  # of the largest finite value: what masks are filled with
+_REPLICAS = 3  # noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)
 
 Slots = Callable[[str], SlotPair | None]
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call)."""
+    """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
+
+    inside: how many calls without a partner ran as part of it. broken: the target agrees with the reference's program, and what
+    the reference recorded does not, by so many times what rounding explains.
+    """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    inside: int = 0
+    broken: float = 0.0
 
     @property
     def why(self) -> str:
         """The first reason why something could not be replayed, "" when all was."""
         return next(iter(self.refused.values()), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an operator is at fault: kernel, semantic or "" (not known), in words, and which operator inside it."""
+
+    cause: str = ""
+    words: str = ""
+    operator: str = ""
 
 
 class _Params:
@@ -58,10 +74,15 @@ class _Params:
 class Replayer:
     """Figures of calls from replay.
 
-    Needs torch; without it every call is refused with the pip command. allow: vendor namespaces whose operators may be run.
+    Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
+    inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run.
     """
 
-    def __init__(self, reference: Run, target: Run, *, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self, reference: Run, target: Run, *, paired: Collection[int] = (),
+        inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.paired, self.inner = paired, inner
         self.reference, self.target = Side(reference, allow), Side(target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
@@ -88,10 +109,12 @@ class Replayer:
     def _figures(
         self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool]
     ) -> Replayed:
-        loaded = self.reference.trusted(call)
+        loaded, broken = self._loaded(call)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
         faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
-        lent = self._lent(call, other, [s for s in program.inputs if s not in faced])
+        alone = self.reference.records(call, [s for s in program.inputs if s not in faced])
+        lent = {slot: array for slot, record in alone.items() if (array := self.reference.lent(record)) is not None}
+        inside = self._inside(call, program.inputs, faced)
         for one, two in program.same:
             self._still_one(one, two, slots)
         outputs: dict[str, SlotPair] = {}
@@ -99,9 +122,8 @@ class Replayer:
             pair = slots(slot)
             if pair is None:
                 continue
-            part = loaded.part((slot,))
-            needs = [*(program.inputs[k] for k in part.inputs), *part.params]
-            missing = [s for s in needs if s not in faced and s not in lent]
+            needs = loaded.needs(slot)
+            missing = sorted(s for s in needs if s not in faced and s not in lent and s not in inside)
             if missing:
                 found.refused[slot] = f"the target has no tensor for {missing[0]}"
             elif not skip(slot, needs) and not self._handed_on(operand, program.inputs, faced, pair):
@@ -112,7 +134,13 @@ class Replayer:
         inputs |= lent
         params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced])
         produced = {slot: self.target.run.array(pair.target_record) for slot, pair in outputs.items()}
-        run = _Running(loaded, inputs, params, strides, list(outputs), *self._dtypes(faced, outputs, produced))
+        chosen = self._dtypes(faced, outputs, produced)
+        if any(inside & loaded.needs(slot) for slot in outputs):
+            whole = _Whole(self, call, other, loaded, inputs, params, strides, *chosen)
+            same = all(self._equal(pair) for pair in faced.values())
+            whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
+            return found
+        run = _Running(loaded, inputs, params, strides, list(outputs), *chosen)
         r, w, terms = run.wide(), run.working(), loaded.length
         reference = self._reference(call, loaded, faced, outputs, run)
         for slot, y in produced.items():
@@ -123,7 +151,26 @@ class Replayer:
             for slot, y in produced.items():
                 again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot))
                 found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
+        if broken and any(local.score > 1 for local in found.local.values()):
+            return Replayed(refused={"": self.reference.disagreement(call)[1]})
+        found.broken = broken
         return found
+
+    def _loaded(self, call: Call) -> tuple[Any, float]:
+        """(program, 0), or, where the reference itself does not give what its program gives, (program, by how much)."""
+        try:
+            return self.reference.trusted(call), 0.0
+        except ReplayRefused:
+            score, _ = self.reference.disagreement(call)
+            if not np.isfinite(score) or score <= 1:
+                raise
+            return self.reference.load(call), score
+
+    def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
+        """The inputs that children without a partner leave: they run again too."""
+        kids = self.reference.children(call.id)
+        alone = {k for k, kid in enumerate(kids) if kid not in self.paired}
+        return {s for s in inputs if s not in faced and s[0].isdigit() and int(s.partition(":")[0]) in alone} if alone else set()
 
     def _still_one(self, one: str, two: str, slots: Slots) -> None:
         """What a module was given and what it returned were one tensor: where the target's are not, which was used is unknown."""
@@ -141,23 +188,6 @@ class Replayer:
         records = self.target.run.records
         source, made = records[faced[inputs[operand["in"]]].target_record], records[pair.target_record]
         return bool(source.hash) and source.hash == made.hash and source.dtype == made.dtype and source.shape == made.shape
-
-    def _lent(self, call: Call, other: Call, slots: Sequence[str]) -> dict[str, Array]:
-        """Inputs that the target shows nowhere, where every correct run must have the same: masks, positions, other integers.
-
-        A fused attention takes no mask where another does; what the reference's code made of no activation is not noisy.
-        """
-        lent: dict[str, Array] = {}
-        for slot, record in self.reference.records(call, slots).items():
-            array = self.reference.run.array(record)
-            if not dtypes.of(array).is_floating:
-                lent[slot] = array
-                continue
-            values = np.unique(array.astype(np.float64))
-            top = _SENTINEL * (dtypes.of(array).max_finite or np.inf)
-            if values.size <= 3 and all(v in (0.0, 1.0) or abs(v) >= top for v in values):
-                lent[slot] = array
-        return lent
 
     def _reference(
         self, call: Call, loaded: Any, faced: Mapping[str, SlotPair], outputs: Mapping[str, SlotPair], run: _Running
@@ -223,8 +253,8 @@ class Replayer:
 
     # ---- why a flagged operator is at fault
 
-    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> tuple[str, str]:
-        """(cause, words) of an introduced error whose parameters are equal. flagged: the outputs in question.
+    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> Cause:
+        """The cause of an introduced error whose parameters are equal. flagged: the outputs in question.
 
         The target's own program on its own inputs: where it gives what the target recorded (within rounding), the kernel does
         what the code says, so the code differs (`semantic`); where it does not, the kernel is at fault.
@@ -232,7 +262,7 @@ class Replayer:
         if not other.program:
             # The reference could be replayed, so it drew none.
             random = other.no_program.startswith("draws random numbers")
-            return ("semantic", f"only the target {other.no_program}") if random else ("", "")
+            return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
         words = ""
         try:
             mine, theirs = self.reference.program(call), self.target.program(other)
@@ -243,15 +273,35 @@ class Replayer:
             arrays, strides = self.target.arrays(self.target.records(other, (*theirs.inputs, *theirs.params)))
             made, _ = self.target.arrays(self.target.records(other, outputs))
             wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
+            right: dict[int, Array] = {}
             with Threads(1):
-                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made))
+                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made), trace=right.__setitem__)
                 w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
-            scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
+                scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
+                if scores and max(scores) > 1:
+                    alone = only_operator(theirs)
+                    what = f"the target's own operators ({alone})" if alone else "the target's own operators"
+                    return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
+                operator, parting = self._parting(call, slots, flagged, theirs, right, wide)
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-            return "", words
-        if scores and max(scores) > 1:
-            return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
-        return "semantic", words or "the target's own operators reproduce it, so its code computes something else"
+            return Cause("", words)
+        because = "; ".join(w for w in (words, parting) if w)
+        return Cause("semantic", because or "the target's own operators reproduce it, so its code computes something else", operator)
+
+    def _parting(
+        self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str
+    ) -> tuple[str, str]:
+        """Where the reference's program, on the target's inputs, first gives something else than the target's own (`right`)."""
+        loaded = self.reference.load(call)
+        mine = loaded.program
+        faced = {slot: pair for slot in (*mine.inputs, *mine.params) if (pair := slots(slot)) is not None}
+        arrays, strides = self.target.arrays({s: pair.target_record for s, pair in faced.items()})
+        left: dict[int, Array] = {}
+        try:
+            loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(flagged), trace=left.__setitem__)
+        except ReplayRefused:
+            return "", ""
+        return first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
 
 
 class _Running:
@@ -281,6 +331,69 @@ class _Running:
             self._inputs, self._params.held(dtype), working=dtype, strides=self._strides, stepwise=stepwise, outputs=self._outputs
         )
         return made
+
+
+class _Whole:
+    """A call that shows less inside than the reference's: what lies between the tensors that both show, run as one."""
+
+    def __init__(
+        self, replayer: Replayer, call: Call, other: Call, loaded: Any, inputs: Mapping[str, Array], params: _Params,
+        strides: Mapping[str, tuple[int, ...]], wide: str, working: str,
+    ) -> None:  # fmt: skip
+        self._replayer, self._call, self._other, self._loaded = replayer, call, other, loaded
+        self._inputs, self._params, self._strides = inputs, params, strides
+        self._wide, self._working = wide, working
+        self._calls = 0
+
+    def measure(self, found: Replayed, produced: Mapping[str, Array], records: Mapping[str, int], *, same: bool) -> None:
+        """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both sides' inputs equal?"""
+        r = self._run(self._wide, records, None)
+        copies = [self._run(self._working, records, seed) for seed in (None, *range(_REPLICAS))]
+        side = self._replayer.reference
+        for slot, y in produced.items():
+            if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
+                found.refused[slot] = "made inside, where it could not be followed"
+                continue
+            reference = side.run.array(records[slot]) if same else None
+            found.local[slot] = judge.whole(y, r[slot], [c[slot] for c in copies], reference=reference)
+        found.inside = self._calls
+
+    def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
+        side, call, loaded = self._replayer.reference, self._call, self._loaded
+        own = side.records(call, loaded.program.inputs)
+        state = {own[slot]: array for slot, array in self._inputs.items() if slot in own}
+        noise = np.random.default_rng(seed) if seed is not None else None
+        chain = Chain(side, working, self._held, noise=noise, state=state)
+        kids = side.children(call.id)
+        leaves = {s for k, kid in enumerate(kids) if kid not in self._replayer.paired for s in chain.leaves(k, kid)}
+        there = {*self._inputs, *loaded.program.params, *leaves}
+        held = self._params.held(working)
+        made: dict[str, Array] = loaded.run(
+            self._inputs, held, working=working, strides=self._strides, outputs=loaded.determined(there),
+            child=lambda k, handed: chain.child(call, k, handed),
+        )  # fmt: skip
+        self._calls = chain.calls
+        # A cache that calls inside filled is not among what the call's own operators made.
+        return {slot: chain.state[record] for slot, record in records.items() if record in chain.state} | made
+
+    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+        """The parameters of a call inside: the target's where it shows them, else the reference's in the working dtype."""
+        replayer, run = self._replayer, self._replayer.reference.run
+        refs = {r.slot: r.record for r in call.refs}
+        missing = [s for s in loaded.program.params if s not in refs]
+        if missing:
+            raise ReplayRefused(f"{missing[0]} of {call.scope} was not captured")
+
+        def rounded(slot: str) -> Array:
+            pair = replayer.inner(self._other, call, slot) if replayer.inner is not None else None
+            array = run.array(refs[slot])
+            if pair is not None:  # one that is not the reference's is a finding of its own
+                return replayer.target.run.array(pair.target_record)
+            same = dtypes.of(array).name == loaded.program.base and self._working in ("bfloat16", "float16")
+            return judge.rounded(array, self._working) if same else array
+
+        key = (loaded.program.id, "inside", tuple(refs[s] for s in loaded.program.params), working, self._working)
+        return replayer.hold(key, lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working))
 
 
 def _measured(slot: str, y: Array, r: Array, w: Array, terms: int, reference: tuple[Array, Array | None] | None) -> judge.Local:

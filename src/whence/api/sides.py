@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from whence import align, judge
+import numpy as np
+
+from whence import align, dtypes, judge
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
@@ -14,6 +16,7 @@ from whence.records import Call, Program, Run, children
 
 # A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
 _CHECKS = 3
+_SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
 
 class Side:
@@ -23,10 +26,10 @@ class Side:
         self.run, self.allow = run, tuple(allow)
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked: Counter[str] = Counter()
+        self._checked: Counter[Any] = Counter()
         self._shapes: set[tuple[Any, ...]] = set()
         self._failed: dict[tuple[Any, ...], str] = {}
-        self.contested: set[str] = set()
+        self.contested: dict[tuple[str, str, str], float] = {}
 
     # ---- records
 
@@ -60,6 +63,25 @@ class Side:
             {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
         )
 
+    def lent(self, record: int | None) -> Array | None:
+        """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
+
+        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        """
+        if record is None:
+            return None
+        try:
+            array = self.run.array(record)
+        except ElementsMissing:
+            return None
+        kind = dtypes.of(array)
+        if kind.is_floating:
+            values = np.unique(array.astype(np.float64)) if kind.kind != "complex" else np.zeros(4)
+            top = _SENTINEL * (kind.max_finite or np.inf)
+            if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
+                return None
+        return array
+
     # ---- programs
 
     def program(self, call: Call) -> Program:
@@ -85,19 +107,21 @@ class Side:
         return loaded
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, after it reproduced recorded outputs: on the first few calls it serves, and for all extents.
+        """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
 
-        Raises ReplayRefused with the reason. `contested` then holds the program if it failed on the call it was recorded from
-        by more than rounding: either what ran there is broken, or something ran that no program shows.
+        Raises ReplayRefused with the reason. `contested` then holds by how much, if it failed on a module's first call by more
+        than rounding: either what ran there is broken, or something ran that no program shows.
         """
         program = self.program(call)
         slots = self.records(call, (*program.inputs, *program.params))
-        form = (program.id, *(self.run.records[r].shape for r in slots.values()))
-        for key in ((program.id,), form):
+        module = (program.id, call.root, call.scope)
+        form = (*module, *(self.run.records[r].shape for r in slots.values()))
+        for key in (module, form):
             if key in self._failed:
                 raise ReplayRefused(self._failed[key])
         loaded = self.load(call)
-        if self._checked[program.id] >= _CHECKS and form in self._shapes:
+        shapes = (program.id, *form[3:])
+        if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
             return loaded
         try:
             why = self._check(call, loaded, slots)
@@ -106,20 +130,26 @@ class Side:
         if why:
             reason = f"the program does not reproduce its own recording: {why}"
             # Right for some extents and wrong for others is no reason to distrust it where it was right.
-            others = form not in self._shapes and self._checked[program.id]
-            self._failed[form if others else (program.id,)] = reason
-            if not self._checked[program.id] and self._beyond_rounding(call, loaded, slots):
-                self.contested.add(program.id)
+            others = shapes not in self._shapes and self._checked[module]
+            self._failed[form if others else module] = reason
+            if not self._checked[module] and (score := self._score(call, loaded, slots)) > 1:
+                self.contested[module] = score
             raise ReplayRefused(reason)
         self._checked[program.id] += 1
-        self._shapes.add(form)
+        self._checked[module] += 1
+        self._shapes.add(shapes)
         return loaded
+
+    def disagreement(self, call: Call) -> tuple[float, str]:
+        """(by how many times what rounding explains its module's recording disagrees with the program, why it was refused)."""
+        module = (call.program, call.root, call.scope)
+        return self.contested.get(module, 0.0), self._failed.get(module, "")
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
         from whence.replay.check import check
 
         program = loaded.program
-        there = self._determined(loaded, slots)
+        there = loaded.determined(slots)
         made = self.records(call, there)
         if not made:
             missing = [s for s in (*program.inputs, *program.params) if s not in slots]
@@ -132,34 +162,24 @@ class Side:
             # Sums over threads round otherwise: once more with as many as the capture had.
             with Threads(threads):
                 why = check(loaded, arrays, arrays, outputs, strides)
-        if why and self._elsewhere(made) and not self._beyond_rounding(call, loaded, slots):
+        if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
             loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
             return ""
         return why
 
-    @staticmethod
-    def _determined(loaded: Any, slots: dict[str, int]) -> list[str]:
-        """Outputs for which all they rest on is there."""
-        program = loaded.program
-        out = []
-        for slot, _ in program.outputs:
-            part = loaded.part((slot,))
-            if all(program.inputs[k] in slots for k in part.inputs) and all(s in slots for s in part.params):
-                out.append(slot)
-        return out
-
-    def _beyond_rounding(self, call: Call, loaded: Any, slots: dict[str, int]) -> bool:
-        """Is what the call recorded further from its program than rounding explains?"""
-        there = self._determined(loaded, slots)
+    def _score(self, call: Call, loaded: Any, slots: dict[str, int]) -> float:
+        """How far what the call recorded is from its program, in units of what rounding explains; inf where that cannot be told."""
+        there = loaded.determined(slots)
         try:
             arrays, strides = self.arrays(slots)
             made, _ = self.arrays(self.records(call, there))
             wide = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=list(made))
             working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
         except (ReplayRefused, ElementsMissing):
-            return False
-        same = [s for s in made if wide[s].shape == made[s].shape]
-        return any(judge.local(made[s], wide[s], working[s]).score > 1 for s in same)
+            return np.inf
+        if any(wide[s].shape != made[s].shape for s in made):
+            return np.inf
+        return max(judge.local(made[s], wide[s], working[s]).score for s in made)
 
     def _elsewhere(self, made: dict[str, int]) -> bool:
         import torch

@@ -33,6 +33,7 @@ class LeafEvidence:
     structural: str = ""
     cause: str = ""
     cause_words: str = ""
+    broken: float = 0.0
     slots: Sequence[str] = field(default_factory=tuple)
 
 
@@ -63,8 +64,19 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
     numbers |= {
         "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.structure.slope, "slope_z": _finite(worst.structure.slope_z),
         "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
+        "reference_rel": worst.reference_rel,
     }  # fmt: skip
+    if evidence.broken:
+        return Verdict(
+            evidence.pair, "introduced", evidence="replay", confidence="likely", score=_finite(evidence.broken), cause="kernel",
+            numbers=numbers, slot=slot, side="reference",
+            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} times beyond the rounding of its own "
+            "operators, run again on its own inputs; the target agrees with them",
+        )  # fmt: skip
     said = words.of_local(worst)
+    if worst.whole:
+        numbers["whole"] = 1.0
+    numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
     score = worst.score
 
     def verdict(name: str, sentence: str, confidence: str = "", cause: str = "") -> Verdict:

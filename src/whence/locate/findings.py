@@ -93,16 +93,22 @@ def _order(item: Judged, calls: Sequence[Call]) -> tuple[int, int, int]:
 
 def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], plan: Plan) -> Finding:
     call, verdict = calls[chosen.region.call], chosen.verdict
-    name = call.scope or call.root
-    names = dict.fromkeys(calls[m.region.call].scope or calls[m.region.call].root for m in members)
+    name = _name(chosen, calls)
+    names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
-    if chosen.region.stretch >= 0:
+    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers and not verdict.where:
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
         occurrence=call.occurrence, slot=verdict.slot, source=call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
+        operator=verdict.operator, side=verdict.side,
     )  # fmt: skip
+
+
+def _name(item: Judged, calls: Sequence[Call]) -> str:
+    call = calls[item.region.call]
+    return item.verdict.where or call.scope or call.root
 
 
 def between(region: Region, calls: Sequence[Call]) -> str:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
+import numpy as np
+
+from whence.dtypes import Array
 from whence.records import Operation, Program
 
 _DEFAULT = "its default"
+_MOVES = (
+    "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.", "aten.expand.", "aten.slice.", "aten.select.",
+    "aten.unsqueeze.", "aten.squeeze.", "aten.t.", "aten.contiguous.", "aten.clone.", "aten.alias.", "aten.split", "aten.chunk.",
+    "aten.unbind.", "aten.as_strided.", "aten.narrow.", "aten.flatten.", "aten.empty", "aten.unflatten.",
+)  # fmt: skip
 _CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
 
 
@@ -26,6 +36,55 @@ def difference(reference: Program, target: Program) -> str:
         longer, side = (left, "reference") if len(left) > len(right) else (right, "target")
         return f"only the {side} runs {_short(longer[min(len(left), len(right))].name)}"
     return ""
+
+
+def first_parting(
+    reference: Program, target: Program, left: Mapping[int, Array], right: Mapping[int, Array], tolerance: float
+) -> tuple[str, str]:  # fmt: skip
+    """(operator, words) of the first operator of the target whose result is not the reference's, ("", "") when none can be named.
+
+    left, right: first result of each operation, by place, of both programs run on the same inputs in wide arithmetic.
+    tolerance: relative 2-norm up to which two results are the same. Operators that only move elements are passed over: what
+    they hand on shows in the next.
+    """
+    ours = [i for i, op in enumerate(reference.operations) if not op.name.startswith((*_CASTS, *_MOVES)) and i in left]
+    theirs = [i for i, op in enumerate(target.operations) if not op.name.startswith((*_CASTS, *_MOVES)) and i in right]
+    names = [[p.operations[i].name for i in places] for p, places in ((reference, ours), (target, theirs))]
+    for tag, a0, a1, b0, b1 in SequenceMatcher(None, names[0], names[1], autojunk=False).get_opcodes():
+        if tag == "equal":
+            for a, b in zip(ours[a0:a1], theirs[b0:b1]):
+                error = _distance(left[a], right[b])
+                if error > tolerance:
+                    name = target.operations[b].name
+                    size = f"off by {error:.2g}" if error < np.inf else "of another shape"
+                    return name, f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is the first whose result parts, {size}"
+        elif b1 > b0:
+            name = target.operations[theirs[b0]].name
+            instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
+            return name, f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) runs only in the target{instead}"
+        else:
+            name = reference.operations[ours[a0]].name
+            return name, f"{_short(name)} (operator {ours[a0] + 1} of the reference's {len(reference.operations)}) is missing in the target"
+    return "", ""
+
+
+def only_operator(program: Program) -> str:
+    """The operator of a program that runs just one (casts and moves aside), else ""."""
+    names = [op.name for op in program.operations if not op.name.startswith((*_CASTS, *_MOVES))]
+    return names[0] if len(names) == 1 else ""
+
+
+def _distance(a: Array, b: Array) -> float:
+    if a.shape != b.shape:
+        return float(np.inf) if a.size != b.size else _distance(a.reshape(-1), b.reshape(-1))
+    if a.dtype.kind in "biu":
+        return float(not np.array_equal(a, b))
+    x, y = a.astype(np.complex128 if a.dtype.kind == "c" else np.float64), b.astype(np.complex128 if b.dtype.kind == "c" else np.float64)
+    same = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(np.isnan(x), np.isnan(y)):
+        return float(np.inf)
+    size = float(np.linalg.norm(x[same]))
+    return float(np.linalg.norm(x[same] - y[same])) / size if size else float(np.any(y[same]))
 
 
 def _steps(program: Program) -> list[Operation]:

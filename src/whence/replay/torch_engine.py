@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,15 @@ class Loaded:
             found = self._plans[wanted] = _part(self.program, self._steps, set(wanted))
         return found
 
+    def needs(self, output: str) -> frozenset[str]:
+        """Slots of the inputs and params that this output rests on."""
+        part = self.part((output,))
+        return part.params.union(self.program.inputs[k] for k in part.inputs)
+
+    def determined(self, there: Collection[str]) -> list[str]:
+        """The outputs for which all that they rest on is there."""
+        return [slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))]
+
     def hold(self, params: Mapping[str, Array], *, working: str = "recorded", strides: Mapping[str, tuple[int, ...]] | None = None) -> Held:
         """The params that are there, converted once for several runs with this `working` and `strides`."""
         if working not in WORKING:
@@ -124,6 +133,7 @@ class Loaded:
         convert: bool = True,
         outputs: Sequence[str] | None = None,
         child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None = None,
+        trace: Callable[[int, Array], None] | None = None,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -135,6 +145,7 @@ class Loaded:
         stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
         outputs: only these are computed, from what they need. child: called where the recording called its k-th module, if what that
         left is not among `inputs`; takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
+        trace: called with every operation's number and its first result, after it ran.
         Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
@@ -185,7 +196,7 @@ class Loaded:
             self._check_shapes(shapes)
 
         with self._context():
-            execution.all(part, enter if child is not None else None)
+            execution.all(part, enter if child is not None else None, trace)
             if not execution.data_dependent and child is None:
                 self._bounded[key] = execution.length
             self.length = max(execution.length, self._bounded.get(key, 1))
@@ -570,13 +581,13 @@ class _Execution:
         self.data_dependent = False
         self.shapes = [tuple(t.shape) if t is not None else () for t in ins]
 
-    def all(self, part: _Part | None = None, enter: Callable[[int], None] | None = None) -> None:
-        """Run what `part` names (None: everything); `enter` is called where a child's call lies."""
+    def all(self, part: _Part, enter: Callable[[int], None] | None, trace: Callable[[int, Array], None] | None) -> None:
+        """Run what `part` names; `enter` is called where a child's call lies, `trace` with what each operation made."""
         boundaries = self.loaded._boundaries if enter is not None else {}
         for place, step in enumerate(self.loaded._steps):
             for k in boundaries.get(place, ()):
                 enter(k)  # type: ignore[misc]
-            if part is not None and place not in part.operations:
+            if place not in part.operations:
                 self.env.append(None)
                 continue
             try:
@@ -586,6 +597,8 @@ class _Execution:
             except Exception as error:  # a program may hold anything its operators' schemas allow
                 text = f"{type(error).__name__}: {str(error)[:200]}"
                 raise ReplayRefused(f"{step.operation.name} failed: {text}") from error
+            if trace is not None and (made := self.env[place]):
+                trace(place, to_host(made[0]).copy())
             for done in step.last_use:
                 self.env[done] = None
         for k in boundaries.get(len(self.loaded._steps), ()):

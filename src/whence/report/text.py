@@ -64,6 +64,8 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     title = ("FIRST FAULT" if len(result.findings) > 1 else "FAULT") if first else "also"
     call = f"{clean(finding.op_type)}" + (f" #{finding.occurrence}" if finding.occurrence else "")
     where = f"step {finding.step}, rank {finding.rank}"
+    if finding.side == "reference":
+        where += ", in the reference"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
     cause = _CAUSES.get(finding.cause, "")
     if cause:
@@ -97,7 +99,9 @@ def _evidence(result: Comparison) -> Iterator[str]:
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
-        yield _row("  rests on", f"replay of {count(c.replayed, 'differing leaf call')}, two dumps for the rest; {measured}")
+        inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
+        rest = "" if c.replayed >= c.paired + c.inside else ", two dumps for the rest"
+        yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
     elif result.evidence:
         blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
         yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
