@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import capture as capture
-    from whence.api import compare, load_comparison, open_run
+    from whence.api import compare, doctor, load_comparison, open_run
+    from whence.api import locate as locate
 
 __version__ = "0.1.0"
-__all__ = ["capture", "compare", "load_comparison", "open_run"]
+__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run"]
 
 
 class _Whence(ModuleType):
-    """The package, with `whence.capture` the function although a room of that name exists.
+    """The package, with `whence.capture` and `whence.locate` the functions although rooms of these names exist.
 
-    Importing a submodule sets it as an attribute of its package; for `capture` that is passed over (the room is still
+    Importing a submodule sets it as an attribute of its package; for these that is passed over (the room is still
     reached by `from whence.capture import ...`).
     """
 

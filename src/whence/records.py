@@ -15,6 +15,9 @@ import numpy as np
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 
+PATCHED = "patched from "
+"""How the note of a call begins whose outputs another run's replaced on purpose."""
+
 
 class Key(NamedTuple):
     """Names one tensor of one run: which process, which model, when, where, which operator, which of its tensors."""

@@ -227,3 +227,108 @@ class Comparison(msgspec.Struct, frozen=True):
     timing: dict[str, float] = {}
     repetition: Repetition | None = None
     third: ThirdRun | None = None
+
+
+class OutputError(msgspec.Struct, frozen=True):
+    """Error of the outputs of one call of a root: its 2-norm and that of the reference's outputs; None where not defined (NaN, shapes).
+
+    same_question: False when integers the root was given (tokens) differ, so that the outputs answer different questions.
+    """
+
+    root: str
+    rank: int
+    step: int
+    micro: int
+    error: float | None
+    norm: float
+    same_question: bool = True
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """One counterfactual: outputs of the reference put in at `points`, on top of all rounds before it.
+
+    before, after: rel_l2 of the root's outputs against the reference, over the steps all rounds can be compared at. share: of the
+    squared error without any patch that this round took away; shares of independent errors add up. steps: (root, step, before, after).
+    calls: how many calls were patched. refused: why others were not. finding: what led here. remaining: findings after it.
+    """
+
+    name: str
+    points: tuple[str, ...]
+    calls: int
+    before: float | None
+    after: float | None
+    share: float | None
+    steps: tuple[tuple[str, int, float | None, float | None], ...] = ()
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    finding: Finding | None = None
+    remaining: tuple[str, ...] = ()
+
+
+class Location(msgspec.Struct, frozen=True):
+    """What the error at the output is made of. status: of reference against target, without any patch.
+
+    error: rel_l2 of the root's outputs without a patch; left: with all of them. remaining: findings that are left then.
+    """
+
+    status: str
+    reference: str
+    target: str
+    command: tuple[str, ...]
+    error: float | None
+    left: float | None
+    rounds: tuple[Explained, ...]
+    remaining: tuple[str, ...]
+    runs: int
+    notes: tuple[str, ...] = ()
+
+
+class Clean(msgspec.Struct, frozen=True):
+    """A run that should agree with the reference. identical: bit for bit. nondeterministic: calls that differ on equal inputs."""
+
+    name: str
+    status: str
+    identical: bool
+    findings: tuple[str, ...] = ()
+    nondeterministic: tuple[str, ...] = ()
+    headline: str = ""
+
+
+class PlantedFault(msgspec.Struct, frozen=True):
+    """A known fault and what was said about it.
+
+    outcome: "named first", "named" (not first), "detected" (something else was named), "missed", "below rounding" (not found, and
+    too small to be), "no effect" (not found, and the outputs of its module are the reference's bits), "not planted".
+    size: error of the module's outputs over what its own rounding explains; None when not planted, or infinite. size_class: "clear",
+    "near rounding" or "below rounding"; "" when not planted. named: the first finding.
+    """
+
+    fault: str
+    site: str
+    op_type: str
+    words: str
+    outcome: str
+    size: float | None = None
+    size_class: str = ""
+    named: str = ""
+    cause: str = ""
+
+
+class Checkup(msgspec.Struct, frozen=True):
+    """How far whence can be trusted on one program. healthy: silent on every clean run, and every clear fault was named first.
+
+    replayable: calls whose program was recorded; not_replayable: reasons with counts, of the others.
+    bare_s, captured_s: wall time of the program without and with capture; disk_bytes: of one captured run.
+    """
+
+    subject: str
+    clean: tuple[Clean, ...]
+    planted: tuple[PlantedFault, ...]
+    calls: int
+    replayable: int
+    not_replayable: dict[str, int]
+    bare_s: float
+    captured_s: float
+    disk_bytes: int
+    healthy: bool
+    notes: tuple[str, ...] = ()

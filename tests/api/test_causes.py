@@ -68,3 +68,26 @@ def test_the_kernel(tmp_path):
     name, cause, sentence = finding(tmp_path, around=BrokenKernel())
     assert (name, cause) == ("1", "kernel")
     assert "run again on its own inputs" in sentence
+
+
+def test_a_container_that_spoils_what_its_child_made_is_named_not_those_who_hand_it_on(tmp_path):
+    class Wrap(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.factor = inner, 1.0
+
+        def forward(self, x):
+            x = self.inner(x)
+            return x if self.factor == 1.0 else x * self.factor
+
+    torch.manual_seed(0)
+    spoiler = Wrap(nn.LayerNorm(16))
+    model = nn.Sequential(Wrap(Wrap(spoiler)), nn.Linear(16, 16)).eval()
+    given = torch.randn(4, 16)
+    with torch.no_grad():
+        with whence.capture(model, tmp_path / "ref"):
+            model(given)
+        spoiler.factor = 1.01
+        with whence.capture(model, tmp_path / "tgt"):
+            model(given)
+    assert [f.name for f in whence.compare(tmp_path / "ref", tmp_path / "tgt").findings] == ["0.inner.inner"]

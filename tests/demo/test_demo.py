@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from whence.demo import FAULTS, players, scenes, story, torch_faults, torch_tiny
+from whence import api
+from whence.demo import FAULTS, players, scenes, story, torch_tiny
 from whence.errors import MissingDependency, OutputExists, UsageError
 
 pytestmark = pytest.mark.torch
@@ -63,7 +64,7 @@ def test_a_planted_fault_leaves_the_text_and_is_named_first(player, reference, t
     place, tokens = reference
     found = scenes.find(player, scenes.draw(player.model, "", fault, seed), seed, tokens)
     with (
-        torch_faults.planted(player.model, found.site, fault, found.strength, Random(found.draw)) as words,
+        api.planted(player.model, found.site, fault, found.strength, Random(found.draw)) as words,
         whence.capture(player.model, tmp_path / "planted"),
     ):
         assert player.generate(player.model) == tokens
@@ -80,9 +81,9 @@ def test_a_fault_is_taken_out_without_a_trace(player, fault):
     before = {name: tensor.clone() for name, tensor in player.model.state_dict().items()}
     tokens = torch.tensor([story.encode(story.PROMPT)])
     clean = player.model(tokens)
-    for strength in torch_faults.STRENGTHS[fault]:
-        site = torch_faults.sites(player.model, fault)[0]
-        with torch_faults.planted(player.model, site, fault, strength, Random(0)):
+    for strength in scenes.STRENGTHS[fault]:
+        site = api.fault_sites(player.model, fault)[0]
+        with api.planted(player.model, site, fault, strength, Random(0)):
             assert not torch.equal(player.model(tokens), clean)
     assert torch.equal(player.model(tokens), clean)
     assert all(torch.equal(before[name], tensor) for name, tensor in player.model.state_dict().items())
@@ -93,7 +94,7 @@ def test_a_block_whose_branches_count_fully_is_the_block_itself(player):
     """The forward that a fault replaces is the model's own, but for the fault."""
     tokens = torch.tensor([story.encode(story.PROMPT)])
     clean = player.model(tokens)
-    with torch_faults.planted(player.model, "layers.2", "drop-residual", 1.0, Random(0)):
+    with api.planted(player.model, "layers.2", "drop-residual", 1.0, Random(0)):
         assert torch.equal(player.model(tokens), clean)
 
 
@@ -211,7 +212,7 @@ def test_with_real_weights_a_planted_fault_is_named_first(real, tmp_path, fault)
     found = scenes.find(player, scenes.draw(player.model, "", fault, 1), 1, tokens)
     drawn = Random(found.draw)
     with (
-        torch_faults.planted(player.model, found.site, fault, found.strength, drawn),
+        api.planted(player.model, found.site, fault, found.strength, drawn),
         whence.capture(player.model, tmp_path / "planted", max_bytes="2GB"),
     ):
         assert player.generate(player.model) == tokens

@@ -1,6 +1,7 @@
 """Guilt along the data flow, on calls made by hand."""
 
-from whence import align, locate
+from whence import align
+from whence.locate import decide, findings, order_and_taint
 from whence.records import Call, Ref, regions
 from whence.results import Coverage, Finding, Plan, Verdict
 
@@ -25,8 +26,8 @@ def chain(n=4, *, scopes=None, steps=1):
 
 
 def found(calls, verdicts):
-    judged = locate.order_and_taint(calls, list(regions(calls)), verdicts)
-    return locate.findings(judged, calls, Plan(()), align.starred)
+    judged = order_and_taint(calls, list(regions(calls)), verdicts)
+    return findings(judged, calls, Plan(()), align.starred)
 
 
 def introduced(evidence="replay", score=9.0, confidence="certain", stretch=-1, cause=""):
@@ -89,7 +90,6 @@ def finding(confidence):
 
 
 def test_status_table():
-    decide = locate.decide
     assert decide([], [], coverage(), inputs_differ=False)[0] == "same"
     assert decide([finding("likely")], [], coverage(), inputs_differ=True)[0] == "different"
     assert decide([finding("suspect")], [], coverage(), inputs_differ=False)[0] == "undecided"

@@ -1,7 +1,7 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
-from whence.align.conditions import differences, settings_of
+from whence.align.conditions import changed, differences, settings_of
 from whence.align.names import normal_scope, starred
 from whence.align.plan import NOT_SELECTED, plan, selected
 
-__all__ = ["NOT_SELECTED", "differences", "normal_scope", "plan", "selected", "settings_of", "starred"]
+__all__ = ["NOT_SELECTED", "changed", "differences", "normal_scope", "plan", "selected", "settings_of", "starred"]

@@ -59,6 +59,18 @@ def differences(reference: Run, target: Run) -> list[str]:
     return out
 
 
+def changed(run: Run) -> list[str]:
+    """Sentences on what a capture changed in the program on purpose: outputs patched from another run, a planted fault."""
+    out: list[str] = []
+    points = run.info.options.get("patch")
+    if isinstance(points, list) and points:
+        shown = ", ".join(map(str, points[:4])) + (f" and {len(points) - 4} more" if len(points) > 4 else "")
+        out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {shown}")
+    if run.info.options.get("inject"):
+        out.append(f"a fault was planted in it: {run.info.options['inject']}")
+    return out + [n.text for n in run.notes if n.kind in ("patch-refused", "fault-refused")]
+
+
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "+".join(str(k) for k in value) or "none"

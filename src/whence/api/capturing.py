@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence.errors import UsageError
+
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
     from whence.capture.session import Session
+    from whence.capture.torch_patch import Changes
     from whence.records import External, RunInfo
 
 _SHARE_OF_FREE_SPACE = 4
@@ -33,7 +36,8 @@ def capture(
     options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots, steps, keep, max_bytes, no_inputs,
     programs, force ... A misspelt one fails at once. on_record: a function (op type, name, tensor) -> numbers for columns.
     seed, deterministic: set in this process when the block is entered, and left so. A child that the block forks is not captured.
-    The captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
+    patch, patch_from: calls (`layers.3.mlp`) that return what they returned in the run patch_from. inject: a fault to plant meanwhile.
+    Without these the captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
     a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
     """
     from whence import store
@@ -50,12 +54,13 @@ def capture(
 
     folder = os.fspath(path)
     session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
+    check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
     listener = None
     try:
         if chosen.ranks is None or session.rank in chosen.ranks:
-            listener = Listener(session, model, find_external=_Externals(model, session))
+            listener = Listener(session, model, find_external=_Externals(model, session), changes=_changes(session))
             listener.install()
         yield session
     finally:
@@ -74,7 +79,7 @@ def attach(options: CaptureOptions, run_path: str) -> None:
 
     def start() -> Listener:
         session = _session(run_path, chosen, None)
-        listener = Listener(session, None, find_external=_Externals(None, session))
+        listener = Listener(session, None, find_external=_Externals(None, session), changes=_changes(session))
         listener.install()
         return listener
 
@@ -96,6 +101,27 @@ def attach(options: CaptureOptions, run_path: str) -> None:
     # multiprocessing ends its children without atexit. Its own finalizers do run there, but only those made after it cleared
     # them in the child; that is the moment this hook is called. It holds the first argument weakly, so a module it is.
     multiprocessing.util.register_after_fork(sys.modules[__name__], lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10))
+
+
+def check_patch(options: CaptureOptions, path: str) -> None:
+    """Raise UsageError or UnreadableRun when the run to patch from cannot be read or holds no such call, before anything is written."""
+    if options.patch:
+        from whence import store
+        from whence.capture.points import check_points
+
+        if Path(path).resolve() == Path(options.patch_from).resolve():
+            raise UsageError(f"patch_from {options.patch_from} is the run that is to be written; choose another output path")
+        check_points(options.patch, store.open_run(options.patch_from).calls, options.patch_from)
+
+
+def _changes(session: Session) -> Changes | None:
+    options = session.options
+    if not options.patch and not options.inject:
+        return None
+    from whence import store
+    from whence.capture.torch_patch import Changes
+
+    return Changes(session, store.open_run(options.patch_from) if options.patch else None, options.patch, options.inject)
 
 
 def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None) -> Session:

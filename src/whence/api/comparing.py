@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whence import __version__, align, judge, locate, metrics
+from whence import __version__, align, judge, metrics
 from whence.api.again import Again
 from whence.api.replaying import Replayed, Replayer
 from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.locate import GUILTY, decide, declare_patched, findings, order_and_taint
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
 
@@ -107,13 +108,14 @@ class _Comparing:
             self.again.find(self.regions)
             verdicts = self.again.explained(self._judge(), self.locals)
             verdicts = self.third.judged(verdicts, self.regions, self.first, self._error)
+            verdicts = declare_patched(verdicts, self.plan.pairs, self.calls, self.target.calls)
         with self._timed("locate"):
-            judged = locate.order_and_taint(self.calls, self.regions, verdicts)
-            found = [self._with_worst(f) for f in locate.findings(judged, self.calls, self.plan, align.starred)]
+            judged = order_and_taint(self.calls, self.regions, verdicts)
+            found = [self._with_worst(f) for f in findings(judged, self.calls, self.plan, align.starred)]
         per_call = self._per_call(verdicts)
         coverage = self._coverage(per_call)
         every = tuple(verdicts.values())
-        status, why = locate.decide(
+        status, why = decide(
             found,
             every,
             coverage,
@@ -300,7 +302,7 @@ class _Comparing:
 
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
-        if any(v.verdict in locate.GUILTY for v in verdicts.values()):
+        if any(v.verdict in GUILTY for v in verdicts.values()):
             return
 
         def group(call: int) -> tuple[str, str]:
@@ -497,6 +499,8 @@ class _Comparing:
         if not own and not wrong:
             return None
         errors_out = [self._error(s) for _, s in own]
+        # Who hands on from here what this stretch spoilt has nothing to do with it.
+        self.first.update((s.reference_record, s.target_record) for _, s in own)
         u = max((e.u for e in errors_out), default=0.0)
         evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
@@ -723,6 +727,7 @@ class _Comparing:
         for side, run in (("reference", self.reference), ("target", self.target)):
             if run.ended:
                 out.append(f"{side}: {run.ended}")
+            out += [f"{side}: {sentence}" for sentence in align.changed(run)]
             out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
             hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
             out += [f"{side}: {h}" for h in sorted(hidden)]

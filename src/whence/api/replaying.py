@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from whence import dtypes, judge, locate
+from whence import dtypes, judge
 from whence.api.chains import Chain
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
+from whence.locate import first_parting, only_operator, program_difference
 from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
@@ -270,7 +271,7 @@ class Replayer:
         words = ""
         try:
             mine, theirs = self.reference.program(call), self.target.program(other)
-            words = locate.program_difference(mine, theirs)
+            words = program_difference(mine, theirs)
             loaded = self.target.load(other)
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
@@ -283,7 +284,7 @@ class Replayer:
                 w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
                 scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
                 if scores and max(scores) > 1:
-                    alone = locate.only_operator(theirs)
+                    alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
                     return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
                 operator, parting = self._parting(call, slots, flagged, theirs, right, wide)
@@ -305,7 +306,7 @@ class Replayer:
             loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(flagged), trace=left.__setitem__)
         except ReplayRefused:
             return "", ""
-        return locate.first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
+        return first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
 
 
 class _Running:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 from whence.records import Run, RunInfo
 
@@ -16,15 +16,28 @@ def open_run(path: str) -> Run:
     return store.open_run(path)
 
 
-def run_command(command: Sequence[str], run_path: str, **options: Any) -> int:
+def run_command(
+    command: Sequence[str],
+    run_path: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
+) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and nothing was captured.
 
-    options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the outcome go to stderr.
+    options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the outcome go to stderr, or `tell`.
+    environment: of the command, None for ours. log: takes what the command prints instead of our terminal.
     Raises UsageError, CaptureError or OutputExists before anything was started.
     """
     from whence import store
+    from whence.api.capturing import check_patch
     from whence.capture import launch
     from whence.capture.options import make
+
+    chosen = make(**options)
+    check_patch(chosen, run_path)
 
     def create(path: str, info: RunInfo, force: bool) -> None:
         store.create(path, info, force=force)
@@ -32,12 +45,14 @@ def run_command(command: Sequence[str], run_path: str, **options: Any) -> int:
     return launch.launch(
         command,
         run_path,
-        make(**options),
+        chosen,
         attach="whence.api:attach",
         create=create,
         update=store.update_info,
         open_run=open_run,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
+        tell=tell or (lambda line: print(line, file=sys.stderr, flush=True)),
+        environment=environment,
+        log=log,
     )
 
 

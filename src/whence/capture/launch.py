@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from whence.capture import interpreter, secrets
 from whence.capture.options import CaptureOptions, decode
@@ -64,21 +64,25 @@ def launch(
     update: Callable[..., object],
     open_run: Callable[[str], Run],
     tell: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
 ) -> int:
     """Run `command` under capture and return the exit code for the shell: its own, or 3 when it ended with 0 and nothing was captured.
 
     attach: "module:function" called in the child as function(options, run_path) once torch is imported.
     create(path, info, force), update(path, **fields of RunInfo), open_run(path): the store. tell: where lines for the user go (stderr).
+    environment: of the command, None for ours. log: takes what the command prints, and it reads nothing; None: our terminal is its own.
     Raises CaptureError before anything is started or written; OutputExists from `create`.
     """
-    found = interpreter.find(command, os.environ)
-    versions = interpreter.check(found, os.environ) if found else {}
+    variables = os.environ if environment is None else environment
+    found = interpreter.find(command, variables)
+    versions = interpreter.check(found, variables) if found else {}
     absolute = str(Path(run_path).absolute())
     info = describe(command, options, versions)
     create(absolute, info, options.force)
     for left in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / left).unlink(missing_ok=True)
-    ended = execute(command, child_environment(os.environ, absolute, options, attach))
+    ended = execute(command, child_environment(variables, absolute, options, attach), log)
     processes = collect(absolute)
     settings = {
         **info.settings,
@@ -232,11 +236,12 @@ _DETERMINISTIC_VARIABLES = {
 }
 
 
-def execute(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+def execute(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> Ended:
     """Run a command to its end with our stdin, stdout, stderr, terminal and process group; pass signals on, each once.
 
     A Ctrl-C at the terminal reaches the child by itself (same process group) and is not sent again; a signal sent to this
-    process alone is. Raises CaptureError when the command cannot be started.
+    process alone is. log: a file that takes stdout and stderr instead; stdin is empty then.
+    Raises CaptureError when the command cannot be started.
     """
     began = time.monotonic()
     child: subprocess.Popen[bytes] | None = None
@@ -250,7 +255,7 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
 
     with _Sentinel() as sentinel, _handlers(relay):
         try:
-            child = _start(command, environment)
+            child = _start(command, environment, log)
         except OSError as err:
             raise CaptureError(f"cannot run {command[0]}: {err.strerror or err}") from err
         for signum in early:
@@ -259,15 +264,16 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
     return Ended(status if status >= 0 else 128 - status, time.monotonic() - began)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    streams: dict[str, Any] = {} if log is None else {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
     # close_fds=False: descriptors the user opened for the command (make's job server, 3<file) stay open in it; ours never are.
     try:
-        return subprocess.Popen(list(command), env=dict(environment), close_fds=False)
+        return subprocess.Popen(list(command), env=dict(environment), close_fds=False, **streams)
     except OSError as err:
         if err.errno != errno.ENOEXEC:
             raise
         # A script without a first line: every shell runs it with sh.
-        return subprocess.Popen(["/bin/sh", *command], env=dict(environment), close_fds=False)
+        return subprocess.Popen(["/bin/sh", *command], env=dict(environment), close_fds=False, **streams)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from whence.capture.points import parse_fault, parse_point
 from whence.errors import UsageError
 
 SLOTS = ("both", "input", "output")
@@ -36,6 +38,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     no printing. seed, deterministic: see `capture.launch.apply_determinism`.
     no_inputs: names whose elements are never kept, statistics only. programs: record what leaf modules ran.
     weights: checkpoint files parameters may be referenced from instead of copied. force: replace an existing run.
+    patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault to plant, or "".
+    These two change the program on purpose; without them nothing does.
     """
 
     include: tuple[str, ...] = ()
@@ -57,9 +61,12 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     programs: bool = True
     weights: tuple[str, ...] = ()
     force: bool = False
+    patch: tuple[str, ...] = ()
+    patch_from: str = ""
+    inject: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights"):
+        for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise UsageError(f"{name}: expected a tuple of strings, found {value!r}")
@@ -85,6 +92,12 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 raise UsageError(f"steps: {start}:{'' if stop is None else stop} holds no step; write START:STOP with 0 <= START < STOP")
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
             raise UsageError(f"ranks: {self.ranks!r} holds no rank, or a negative one")
+        if bool(self.patch) != bool(self.patch_from):
+            raise UsageError("patch names calls and patch_from the run whose outputs go in there: one needs the other")
+        for point in self.patch:
+            parse_point(point)
+        if self.inject:
+            parse_fault(self.inject)
         if self.on_record and not _HOOK.fullmatch(self.on_record):
             raise UsageError(f"on_record: {self.on_record!r} is not module:function")
         if self.seed is not None and not 0 <= self.seed < 2**32:
@@ -118,7 +131,7 @@ def make(**options: Any) -> CaptureOptions:
         if name not in known:
             raise UsageError(f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
     given = dict(options)
-    for name in ("include", "exclude", "classes", "no_inputs", "weights"):
+    for name in ("include", "exclude", "classes", "no_inputs", "weights", "patch"):
         if name in given:
             given[name] = _strings(given[name])
     if "ids" in given:
@@ -126,6 +139,8 @@ def make(**options: Any) -> CaptureOptions:
     for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
         if isinstance(given.get(name), str):
             given[name] = parse(given[name])
+    if "patch_from" in given:
+        given["patch_from"] = str(Path(given["patch_from"]).absolute()) if given["patch_from"] else ""  # a child may run elsewhere
     if isinstance(given.get("steps"), range):
         if given["steps"].step != 1:
             raise UsageError(f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones")

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_obje
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, layout, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
+
+if TYPE_CHECKING:
+    from whence.capture.torch_patch import Changes
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
 
@@ -104,10 +107,14 @@ class Listener:
     model: only calls of this module and below it; None: every module that is called (each outermost one is a root).
     find_external: where a parameter's bytes may already lie in the user's checkpoint file.
     staged: send CPU tensors through the staging ring too (device tensors always go there).
+    changes: what is changed in the program on purpose, None for nothing.
     """
 
-    def __init__(self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False) -> None:
-        self.session = session
+    def __init__(
+        self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False,
+        changes: Changes | None = None,
+    ) -> None:  # fmt: skip
+        self.session, self._changes = session, changes
         self.model = model
         self.active = self._removed = False
         self._find_external = find_external
@@ -169,6 +176,8 @@ class Listener:
             return
         self.active, self._removed = False, True
         self._unwrap()
+        if self._changes is not None:
+            self._changes.finish()
         self._trap.clear()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
@@ -194,6 +203,8 @@ class Listener:
         self._ring = None
         self._lock = threading.RLock()  # a thread that is not here any more may have held it
         self._unwrap()
+        if self._changes is not None:
+            self._changes.undo()
         _ABANDONED.append(self)
 
     # ---- one call
@@ -232,6 +243,8 @@ class Listener:
         except BaseException as error:
             self._finish(frame, None, _words(error))
             raise
+        if self._changes is not None:
+            out = self._changes.left(frame, out)
         self._finish(frame, out, "")
         if above is not None:
             above.resume()
@@ -418,6 +431,8 @@ class Listener:
         self._roots[root.name] = root
         self._learn(module, root, "")
         self._settings(module, root)
+        if self._changes is not None:
+            self._changes.met(root.name, module)
 
     def _learn(self, module: Any, root: Root, prefix: str) -> None:
         for name, child in module.named_modules(prefix=prefix):

@@ -21,7 +21,7 @@ import whence
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
-ORDER = ("run", "compare", "show", "report", "demo")
+ORDER = ("run", "compare", "locate", "show", "report", "doctor", "demo")
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -41,7 +41,7 @@ class Commands(click.Group):
         """The command of this name, imported now; None when there is none."""
         import importlib
 
-        if cmd_name.isidentifier() and (FOLDER / f"{cmd_name}.py").is_file():
+        if cmd_name.isidentifier() and cmd_name[0] != "_" and (FOLDER / f"{cmd_name}.py").is_file():
             command: click.Command = importlib.import_module(f"whence.cli.{cmd_name}").command
             return command
         added = _added().get(cmd_name)

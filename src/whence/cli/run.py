@@ -49,6 +49,11 @@ import click
 @click.option("--no-inputs", multiple=True, metavar="NAME", help="Keep statistics only of this input, slot or module (repeatable).")
 @click.option("--programs/--no-programs", default=True, help="Record what leaf modules ran, so that compare can replay it.  [default: on]")
 @click.option("--weights", multiple=True, metavar="FILE", help="Checkpoint that parameters may be referenced from (repeatable).")
+@click.option(
+    "--patch", multiple=True, metavar="CALL", help="Replace what this call returns by --patch-from's (NAME[@STEP][:SLOT]; repeatable)."
+)
+@click.option("--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from.")
+@click.option("--inject", metavar="FAULT@NAME", default="", help="Plant a fault (scale@layers.3.mlp), to see it found.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
 def command(run_path: str, cmd: tuple[str, ...], **given: Any) -> int:
     """Words -> `api.run_command`."""

@@ -19,7 +19,14 @@ from whence.errors import OutputExists, UsageError
 if TYPE_CHECKING:
     from whence.results import Comparison
 
-FAULTS = ("eps", "weight", "scale", "drop-residual")
+# From strong to weak: the first that leaves the generated text as it was is taken.
+STRENGTHS = {
+    "eps": (1000.0, 100.0, 10.0),  # times the epsilon there was
+    "weight": (16.0, 8.0, 4.0),  # standard deviations of the weight added to one element
+    "scale": (1.01, 1.003, 1.001),  # times the output
+    "drop-residual": (0.0, 0.5, 0.9, 0.99),  # times the branch
+}
+FAULTS = tuple(STRENGTHS)
 _TRIES = 12
 
 
@@ -70,13 +77,13 @@ def play(*, plant: str = "", fault: str | None = None, seed: int = 0, model: str
 
 def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
     """Candidate (site, fault) in the order the seed gives. Raises UsageError naming the nearest sites when there is none."""
-    from whence.demo import torch_faults
+    from whence import api
 
     order = [fault] if fault is not None else Random(f"fault {seed}").sample(FAULTS, len(FAULTS))
     found: list[tuple[str, str]] = []
     every: dict[str, None] = {}
     for kind in order:
-        names = torch_faults.sites(model, kind)
+        names = api.fault_sites(model, kind)
         every.update(dict.fromkeys(names))
         fitting = [n for n in names if not plant or _matches(plant, n)]
         found += [(n, kind) for n in Random(f"site {kind} {seed}").sample(fitting, len(fitting))]
@@ -89,12 +96,12 @@ def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str
 
 def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: list[int]) -> Planted:
     """The first site and the largest strength with which the model still writes the same text. Raises UsageError when none does."""
-    from whence.demo import torch_faults
+    from whence import api
 
     for site, fault in candidates[:_TRIES]:
-        for strength in torch_faults.STRENGTHS[fault]:
+        for strength in STRENGTHS[fault]:
             key = f"{fault} {site} {seed}"
-            with torch_faults.planted(player.model, site, fault, strength, Random(key)) as words:
+            with api.planted(player.model, site, fault, strength, Random(key)) as words:
                 made = player.generate(player.model)
             if made == text:
                 return Planted(site, fault, strength, key, words, player.words(made))
@@ -104,7 +111,7 @@ def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: lis
 
 def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, kept: bool) -> Iterator[Scene]:
     import whence
-    from whence.demo import torch_faults
+    from whence import api
 
     def compare(name: str) -> tuple[Comparison, str]:
         output = str(place / f"compare-{name}") if kept else ""
@@ -129,7 +136,7 @@ def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place:
     found = find(player, candidates, seed, reference)
     random = Random(found.draw)
     with (
-        torch_faults.planted(player.model, found.site, found.fault, found.strength, random),
+        api.planted(player.model, found.site, found.fault, found.strength, random),
         whence.capture(player.model, place / "planted"),
     ):
         made = player.generate(player.model)

@@ -1,6 +1,8 @@
 """A Comparison -> text, csv, json; computes nothing."""
 
+from whence.report.doctoring import checkup
 from whence.report.files import everything_json, summary, summary_data, table_csv
+from whence.report.locating import location
 from whence.report.text import answer
 
-__all__ = ["answer", "everything_json", "summary", "summary_data", "table_csv"]
+__all__ = ["answer", "checkup", "everything_json", "location", "summary", "summary_data", "table_csv"]

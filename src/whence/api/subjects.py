@@ -1,0 +1,189 @@
+"""What is run again and again: a command in processes of its own, or a model in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from whence.errors import CaptureError, OutputExists, UnreadableRun, WhenceError
+
+_TAIL_LINES = 15
+_INTERRUPTED = 130
+
+
+class Subject(Protocol):
+    """A program that can be run any number of times. Both methods return the seconds it took, and raise CaptureError when it fails."""
+
+    @property
+    def words(self) -> str: ...
+
+    def bare(self) -> float:
+        """Run it without a capture."""
+        ...
+
+    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+        """Run it captured into `path`, which is whole or gone afterwards. variant: one of `variants`, "" for the program as it is."""
+        ...
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Harmless changes of how it is run."""
+        ...
+
+
+class Command:
+    """A command, run in `cwd`; what it prints is kept for the error message only."""
+
+    variants = ("one thread",)
+
+    def __init__(self, command: Sequence[str], cwd: str = "") -> None:
+        self.command, self.cwd = tuple(command), cwd or str(Path.cwd())
+        self.words = shlex.join(self.command)
+        if not Path(self.cwd).is_dir():
+            raise UnreadableRun(
+                f"the command ran in {self.cwd}, which is not there; give the command again after --, from where it can run"
+            )
+
+    def bare(self) -> float:
+        from whence.capture import interpreter, launch
+
+        with self._log() as log, contextlib.chdir(self.cwd):
+            interpreter.find(self.command, os.environ)
+            ended = launch.execute(self.command, os.environ, log)
+            self._check(ended.exit_code, log, "")
+        return ended.duration_s
+
+    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+        from whence.api.runs import run_command
+
+        told: list[str] = []
+        began = time.monotonic()
+        absolute = path.absolute()
+        with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
+            environment = {**os.environ, **_ONE_THREAD} if variant else None
+            code = run_command(self.command, str(absolute), environment=environment, log=log, tell=told.append, **options)
+            self._check(code, log, told[-1] if told else "")
+        return time.monotonic() - began
+
+    def _check(self, code: int, log: Any, told: str) -> None:
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if code == 0:
+            return
+        log.seek(0)
+        tail = log.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+        said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
+        raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}")
+
+    @staticmethod
+    def _log() -> Any:
+        return tempfile.TemporaryFile()
+
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Program:
+    """A model of this process, and the function that uses it. Random numbers start at the same place each time."""
+
+    def __init__(self, model: Any, use: Callable[[Any], Any], *, dtype: Any = None) -> None:
+        self._model, self._use, self._dtype = model, use, dtype
+        self.words = type(model).__name__
+        self.variants = ("one thread", *((str(dtype).removeprefix("torch."),) if dtype is not None else ()))
+
+    def bare(self) -> float:
+        return self._timed(self._model)
+
+    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+        from whence.api.capturing import capture
+
+        began = time.monotonic()
+        with _whole(path), self._as(variant) as model, capture(model, path, **options):
+            self._timed(model)
+        return time.monotonic() - began
+
+    def _timed(self, model: Any) -> float:
+        import random
+
+        import numpy as np
+        import torch
+
+        states = random.getstate(), np.random.get_state()
+        said = io.StringIO()
+        began = time.monotonic()
+        try:
+            with torch.random.fork_rng(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                self._use(model)
+        except Exception as error:
+            raise CaptureError(f"the model cannot be run as asked: {type(error).__name__}: {error}") from error
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+        return time.monotonic() - began
+
+    @contextlib.contextmanager
+    def _as(self, variant: str) -> Iterator[Any]:
+        import copy
+
+        import torch
+
+        if variant == "one thread":
+            before = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                yield self._model
+            finally:
+                torch.set_num_threads(before)
+        elif variant:
+            yield copy.deepcopy(self._model).to(self._dtype)
+        else:
+            yield self._model
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """A run that did not come to its end is removed: nothing half is left behind."""
+    there = path.exists()
+    try:
+        yield
+    except BaseException:
+        if not there:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
+    """A new folder for runs: `keep`, or a temporary one that is removed. Raises OutputExists for a folder with files in it."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as made:
+            yield Path(made)
+        return
+    place = Path(keep)
+    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+        raise OutputExists(f"{place} is there already; whence {name} writes only into a new or empty folder")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WhenceError(f"cannot make the folder {place}: {error.strerror or error}") from error
+    yield place
+
+
+def recorded(info: Any, path: str) -> Command:
+    """The command that a run was made with, as its run.json has it. Raises UnreadableRun when it cannot be run again from there."""
+    from whence.capture.secrets import MASK
+
+    command: Mapping[str, Any] | tuple[str, ...] = info.command
+    if not command:
+        raise UnreadableRun(f"{path} does not say which command made it (captured in code, or scrubbed); give the command after --")
+    if any(MASK in word for word in command):
+        raise UnreadableRun(f"the command of {path} had secrets, which were not kept; give the command after --")
+    return Command(tuple(command), info.cwd)

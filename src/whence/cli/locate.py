@@ -1,0 +1,55 @@
+"""Run the target again with the reference's tensors put in: how much of the error does each explain.
+
+\b
+    whence locate runs/ref -- python infer.py --dtype bf16
+    whence locate runs/ref runs/tgt                       runs again what made TGT
+    whence locate cmp                                     the same, of a comparison
+    whence locate cmp --patch layers.3.mlp --patch layers.7
+    whence locate cmp --search                            no finding: bisects the calls
+
+Without --patch and --search every finding of the comparison is patched in turn: the first one, then the first one that is
+left, until none is. CALL is NAME[@STEP[.OCCURRENCE]][:SLOT]; its outputs become the reference's, everything after it computes on.
+The shares are of the squared error, so those of independent faults add up.
+
+Exit code: 0 the runs are the same, 1 different, 2 undecided (all without any patch), 3 when the command fails or cannot be run.
+"""
+
+from __future__ import annotations
+
+import click
+
+from whence.cli._progress import WithCommand, teller
+
+
+@click.command("locate", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS]", epilog="A command stands after --.")
+@click.argument("reference", metavar="REF|CMP")
+@click.argument("target", metavar="[TGT]", required=False)
+@click.option("--patch", multiple=True, metavar="CALL", help="Patch this call (repeatable, one on top of the other).")
+@click.option("--search", is_flag=True, help="Find the call at which half of the squared error has arisen, by bisection.")
+@click.option("--max", "most", type=click.IntRange(1), default=8, show_default=True, help="Most findings to patch.")
+@click.option("--seed", type=int, metavar="N", help="Seed every run.  [default: the reference's seed, if it had one]")
+@click.option("--keep", metavar="DIR", help="Keep the runs in this new folder.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.pass_context
+def command(
+    ctx: click.Context, reference: str, target: str | None, patch: tuple[str, ...], search: bool, most: int, seed: int | None,
+    keep: str | None, form: str,
+) -> int:  # fmt: skip
+    """Words -> `api.locate` -> report -> exit code."""
+    import msgspec
+
+    from whence import api, report
+    from whence.cli.compare import CODES
+
+    say, wipe = teller()
+    try:
+        result = api.locate(
+            reference, target, command=ctx.meta.get("whence.command"), patch=patch, search=search, most=most, seed=seed, keep=keep, tell=say
+        )
+    finally:
+        wipe()
+    if form == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+    else:
+        click.echo(report.location(result, output=keep or ""), nl=False)
+    return CODES[result.status]

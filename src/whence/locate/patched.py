@@ -1,0 +1,41 @@
+"""Calls whose outputs were replaced on purpose: what they and their children did says nothing about the program any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from whence.records import PATCHED, Call
+from whence.results import CallPair, Verdict
+
+
+def declare_patched(
+    verdicts: Mapping[tuple[int, int], Verdict], pairs: Sequence[CallPair], reference: Sequence[Call], target: Sequence[Call]
+) -> dict[tuple[int, int], Verdict]:
+    """The verdicts with those of patched calls, and of everything they called, made `declared`. verdicts: by (call, stretch)."""
+    here = (_patched(reference), _patched(target))
+    if not any(here):
+        return dict(verdicts)
+
+    def declared(verdict: Verdict) -> bool:
+        pair = pairs[verdict.pair]
+        return pair.reference in here[0] or pair.target in here[1]
+
+    return {
+        key: msgspec.structs.replace(
+            verdict, verdict="declared", confidence="", cause="", score=None, sentence="its outputs were replaced by those of another run"
+        )
+        if declared(verdict) and verdict.verdict != "identical"
+        else verdict
+        for key, verdict in verdicts.items()
+    }
+
+
+def _patched(calls: Sequence[Call]) -> set[int]:
+    """Ids of the calls that carry the note, and of those below them."""
+    found: set[int] = set()
+    for call in sorted(calls, key=lambda c: c.order):  # parents before children
+        if call.parent in found or any(PATCHED in note for note in call.notes):
+            found.add(call.id)
+    return found
