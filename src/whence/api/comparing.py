@@ -471,6 +471,10 @@ class _Comparing:
             outputs = [(f"{region.stretch}:{s.reference_slot}", s) for s in candidates if s.reference_slot.startswith("input")]
         else:
             outputs = [(s.reference_slot, s) for s in self.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))]
+        if region.stretch == 0:
+            given = (s for s in self.slots[index].values() if s.reference_slot.startswith("input"))
+            for slot in given:
+                self.first.setdefault(slot.reference_record, slot.target_record)
         made = set(region.outputs)
         own: list[tuple[str, SlotPair]] = []
         for name, slot in outputs:
