@@ -146,12 +146,33 @@ class Row(msgspec.Struct, frozen=True):
     measured: Measured
 
 
+class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A loss that was declared beforehand, or one of quantised layers that was not (`declared` False).
+
+    what: in words. calls: how many. names, op_types: of these calls, each once. sqnr_db: the worst signal-to-quantisation-noise ratio,
+    10 log10(sum r^2 / sum (r - y)^2), of any, with `worst` its name; None where it is not defined. snippet: a policy that would declare
+    it. reason: the policy's own `why`. ignored: nothing was asked of these calls.
+    """
+
+    what: str
+    declared: bool
+    calls: int
+    names: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    sqnr_db: float | None = None
+    worst: str = ""
+    snippet: str = ""
+    reason: str = ""
+    ignored: bool = False
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
     measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
-    in which the runs differ. headline: why the status is what it is, where findings do not say it.
+    in which the runs differ. headline: why the status is what it is, where findings do not say it. declared: losses that a policy
+    allows, and those of quantised layers without one.
     """
 
     status: str
@@ -173,4 +194,5 @@ class Comparison(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     without_partner: dict[str, tuple[str, ...]] = {}
+    declared: tuple[Declared, ...] = ()
     timing: dict[str, float] = {}

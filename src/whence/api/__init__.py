@@ -4,7 +4,19 @@ Importing it loads no framework and no stage; each function imports what it need
 """
 
 from whence.api.capturing import attach, capture
-from whence.api.results import compare, free_output, load_comparison
+from whence.api.results import compare, free_output, load_comparison, load_policy
 from whence.api.runs import open_run, recover, run_command, scrub, warmup
 
-__all__ = ["attach", "capture", "compare", "free_output", "load_comparison", "open_run", "recover", "run_command", "scrub", "warmup"]
+__all__ = [
+    "attach",
+    "capture",
+    "compare",
+    "free_output",
+    "load_comparison",
+    "load_policy",
+    "open_run",
+    "recover",
+    "run_command",
+    "scrub",
+    "warmup",
+]

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 
 from whence import __version__, align, judge, locate, metrics
+from whence.api.declaring import Declaring
 from whence.api.replaying import Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.judge.policy import Policy
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
 
@@ -32,7 +34,7 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what). policy: declared differences.
     """
 
     replay: bool = True
@@ -43,6 +45,7 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    policy: Policy | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -90,6 +93,7 @@ class _Comparing:
             self.plan = align.plan(self.reference, self.target)
             self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
             self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+            self.declaring = Declaring(self.options.policy, self.reference, self.target, self.plan)
         with self._timed("measure"):
             self.measured = self._measure()
         self.inputs_differ = self._first_things()
@@ -116,7 +120,8 @@ class _Comparing:
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
             unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
-            rows=tuple(self._rows(per_call)), verdicts=every, headline=why, notes=(*self.notes, *self._run_notes()),
+            rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
+            notes=(*self.notes, *self.declaring.notes(), *self._run_notes()), declared=self.declaring.summary(),
             without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
         )  # fmt: skip
@@ -156,6 +161,9 @@ class _Comparing:
 
     def _error(self, slot: SlotPair) -> judge.Error:
         a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        unmasked = self.declaring.error(slot, metrics.measure, _u(a, b))
+        if unmasked is not None:
+            return unmasked
         return judge.error_of(self.measured[slot.reference_record, slot.target_record], a, b, _u(a, b))
 
     # ---- first things first
@@ -255,6 +263,8 @@ class _Comparing:
                         self.first.setdefault(slot.reference_record, slot.target_record)
             else:
                 verdict = self._stretch(index, pair, region)
+                call, other = self.calls[pair.reference], self.target.calls[pair.target]
+                verdict = self.declaring.stretch(verdict, call, other, list(self.slots[index].values()))
                 if verdict is not None:
                     verdicts[region.call, region.stretch] = verdict
         return verdicts
@@ -300,6 +310,10 @@ class _Comparing:
         out_errors = [self._error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
+        declared, figures = self.declaring.leaf(evidence, call, other, slots, given, self.replayer)
+        if declared is not None:
+            self.locals += [(call.id, local) for local in figures]
+            return self._unless_unexplained(call, slots, given, declared)
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return self._unless_unexplained(call, slots, given, first)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from whence import align, dtypes, judge, locate
+from whence.api.declaring import PLAIN, Semantics
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run
@@ -48,8 +52,8 @@ def _torch() -> Any:
 class _Params:
     """The parameters of one replayed call, converted once per working dtype and kept for the module's other calls."""
 
-    def __init__(self, replayer: Replayer, loaded: Any, pairs: list[tuple[SlotPair, bool]]) -> None:
-        self._replayer, self._loaded, self._pairs = replayer, loaded, pairs
+    def __init__(self, replayer: Replayer, loaded: Any, pairs: list[tuple[SlotPair, bool]], semantics: Semantics) -> None:
+        self._replayer, self._loaded, self._pairs, self._semantics = replayer, loaded, pairs, semantics
         self._key = (loaded.program.id, tuple((p.reference_record, p.target_record, given) for p, given in pairs))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -59,11 +63,17 @@ class _Params:
     def held(self, working: str) -> Any:
         """The parameters for `Loaded.run` with this working dtype."""
         cache, key = self._replayer.held, (*self._key, working)
-        found = cache.get(key)
+        stand_ins = self._semantics.params
+        found = cache.get(key) if not stand_ins else None
         if found is not None:
             cache.move_to_end(key)
             return found[0]
-        arrays = {p.reference_slot: self._replayer.parameter(p, given) for p, given in self._pairs}
+        arrays = {p.reference_slot: self._replayer.parameter(p, given) for p, given in self._pairs if p.reference_slot not in stand_ins}
+        if stand_ins:
+            records = self._replayer.reference.records
+            like = {p.reference_slot: dtypes.named(records[p.reference_record].dtype).numpy for p, _ in self._pairs}
+            arrays |= {s: self._semantics.param(s, working, np.empty(0, like[s])) for s in stand_ins if s in like}
+            return self._loaded.hold(arrays, working=working)
         held = self._loaded.hold(arrays, working=working)
         nbytes = sum(t.nbytes for t in held.tensors.values())
         cache[key] = (held, nbytes)
@@ -91,15 +101,18 @@ class Replayer:
         self.held_bytes = 0
 
     def figures(
-        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics = PLAIN
     ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
         """(figures by output slot, "") of one leaf call, or (None, why it could not be replayed).
 
         given: parameter slots -> whether the run started with that value (then a correct target holds the reference's,
-        rounded) or changed it (then the target's own value is an input like any other).
+        rounded) or changed it (then the target's own value is an input like any other). semantics: what is declared of the call;
+        a replay under a declaration is one more of the same call and is not counted.
         """
         with _Threads(1):
-            local, why = self._figures(call, other, slots, given)
+            local, why = self._figures(call, other, slots, given, semantics)
+        if semantics.name:
+            return local, why
         if local is None:
             self.refused[why] += 1
         else:
@@ -107,36 +120,46 @@ class Replayer:
         return local, why
 
     def _figures(
-        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics
     ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
         if not call.program:
             return None, call.no_program or "no program was recorded"
         try:
             loaded = self._trusted(self.reference, 0, call)
             program = self.reference.programs[call.program]
+            if semantics.program is not None:
+                program = semantics.program
+                loaded = self._edited(program)
             inputs, strides = self._inputs(program, slots)
-            params = _Params(self, loaded, self._param_pairs(program, slots, given))
+            params = _Params(self, loaded, self._param_pairs(call, program, slots, given, semantics), semantics)
             outputs = [(slot, slots[slot]) for slot, _ in program.outputs if slot in slots]
             if not outputs:
                 return None, "the target has none of its outputs"
             produced = {slot: self.target.array(pair.target_record) for slot, pair in outputs}
             wide, working = self._dtypes(call, slots, produced.values())
-            r = loaded.run(inputs, params.held(wide), working=wide, strides=strides)
-            w = self._working(loaded, inputs, params, working, wide, strides)
+            held = params.held(wide)
+            r = semantics.run(lambda given: loaded.run(given, held, working=wide, strides=strides), inputs, wide, produced)
+
+            def in_working(*, stepwise: bool) -> dict[str, Array]:
+                run = functools.partial(self._working, loaded, stepwise=stepwise)
+                return semantics.run(lambda given: run(given, params, working, wide, strides), inputs, working, produced)
+
+            w = r if semantics.once else in_working(stepwise=False)
             terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, params.shapes())
-            local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms)) for slot, pair in outputs]
+            local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms, semantics)) for slot, pair in outputs]
             if max(item.score for _, item in local) > 1:
                 # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
-                stepwise = self._working(loaded, inputs, params, working, wide, strides, stepwise=True)
-                again = [(slot, self._measure(slot, pair, produced[slot], r, stepwise, terms)) for slot, pair in outputs]
+                stepwise = in_working(stepwise=True)
+                again = [(slot, self._measure(slot, pair, produced[slot], r, stepwise, terms, semantics)) for slot, pair in outputs]
                 local = [min(a, b, key=lambda item: item[1].score) for a, b in zip(local, again)]
         except (ReplayRefused, ElementsMissing) as error:
             return None, str(error)
         return local, ""
 
     def _measure(
-        self, slot: str, pair: SlotPair, produced: Array, wide: Mapping[str, Array], working: Mapping[str, Array], terms: int
-    ) -> judge.Local:
+        self, slot: str, pair: SlotPair, produced: Array, wide: Mapping[str, Array], working: Mapping[str, Array], terms: int,
+        semantics: Semantics,
+    ) -> judge.Local:  # fmt: skip
         r, w = wide[slot], working[slot]
         if r.shape != produced.shape or w.shape != produced.shape:
             raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {produced.shape}")
@@ -144,7 +167,7 @@ class Replayer:
             reference: Array | None = self.reference.array(pair.reference_record)
         except ElementsMissing:
             reference = None
-        return judge.local(produced, r, w, reduction_length=terms, reference=reference)
+        return semantics.measure(slot, produced, r, w, terms=terms, reference=reference)
 
     def _working(
         self, loaded: Any, inputs: Mapping[str, Array], params: _Params, working: str, wide: str,
@@ -187,11 +210,32 @@ class Replayer:
                 strides[slot] = stride
         return arrays, strides
 
-    def _param_pairs(self, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool]) -> list[tuple[SlotPair, bool]]:
-        missing = [slot for slot in program.params if slot not in slots]
+    def _param_pairs(
+        self, call: Call, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics
+    ) -> list[tuple[SlotPair, bool]]:
+        # A parameter that is kept in another form there has no partner; what stands in for it needs none.
+        own = {r.slot: SlotPair(r.slot, "", r.record, -1) for r in call.slots("param") if r.slot in semantics.params}
+        known = {**own, **slots}
+        missing = [slot for slot in program.params if slot not in known]
         if missing:
             raise ReplayRefused(f"the target has no {missing[0]}")
-        return [(slots[slot], given.get(slot, True)) for slot in program.params]
+        return [(known[slot], given.get(slot, True)) for slot in program.params]
+
+    def _edited(self, program: Program) -> Any:
+        """A program with declared semantics, loaded. Its constants are the reference's."""
+        key = (0, program.id)
+        if key not in self._loaded:
+            from whence.replay.programs import load
+
+            self._loaded[key] = load(program, [self.reference.array(c) for c in program.constants], allow=self.allow)
+        return self._loaded[key]
+
+    def wide(self, program: Program, slots: Mapping[str, SlotPair]) -> dict[str, Array]:
+        """The outputs of a program without parameters on the target's inputs, in float64. Raises ReplayRefused, ElementsMissing."""
+        inputs, strides = self._inputs(program, slots)
+        with _Threads(1):
+            made: dict[str, Array] = self._edited(program).run(inputs, {}, working="float64", strides=strides)
+        return made
 
     def parameter(self, pair: SlotPair, given: bool) -> Array:
         """What a correct target would hold: the reference's value at the target's precision; its own where the run changed it."""

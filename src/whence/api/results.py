@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
 if TYPE_CHECKING:
+    from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
 
@@ -25,6 +26,7 @@ def compare(
     min_coverage: float = 0.9,
     tier: str = "full",
     allow: tuple[str, ...] = (),
+    policy: str | os.PathLike[str] | Policy | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -32,6 +34,7 @@ def compare(
     output: a folder to write `summary.json`, `report.csv`, `report.json` into; None writes nothing. replay: run the recorded
     programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
+    policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api.comparing import CompareOptions, compare_runs
@@ -41,16 +44,26 @@ def compare(
         raise UsageError(f"tier {tier!r}: core or full")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     folder = Path(output) if output is not None else None
     if folder is not None:
         _check_output(folder, force)
     left = open_run(os.fspath(reference)) if isinstance(reference, (str, os.PathLike)) else reference
     right = open_run(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else target
-    options = CompareOptions(replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, progress=progress)
+    options = CompareOptions(
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, progress=progress
+    )  # fmt: skip
     result = compare_runs(left, right, options)
     if folder is not None:
         write(result, folder)
     return result
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the entry and the known keys."""
+    from whence.judge.policy import load
+
+    return load(path)
 
 
 def free_output(base: str = "whence-cmp") -> Path:
