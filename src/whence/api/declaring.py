@@ -552,8 +552,8 @@ class Declaring:
             if a.shape != b.shape:
                 return verdict
             if entry.rel_l2 is not None:
-                size = float(np.linalg.norm(a))
-                error = float(np.linalg.norm(b - a)) / size if size else math.inf
+                size = quantised.norm(a)
+                error = quantised.norm(b - a) / size if size else math.inf
                 worst = max(worst, error / entry.rel_l2 if entry.rel_l2 else math.inf)
             else:
                 worst = max(worst, _worst_share(np.abs(b - a), np.abs(a), entry))
@@ -652,8 +652,8 @@ def _grids(scheme: Scheme) -> list[semantics_of.Grid]:
 
 def _loss(reference: Array, values: Array) -> float:
     wide = reference.astype(np.float64)
-    size = float(np.linalg.norm(wide))
-    return float(np.linalg.norm(values.astype(np.float64).reshape(wide.shape) - wide)) / size if size else 0.0
+    size = quantised.norm(wide)
+    return quantised.norm(values.astype(np.float64).reshape(wide.shape) - wide) / size if size else 0.0
 
 
 def _sqnr(error_rel: float | None) -> float | None:

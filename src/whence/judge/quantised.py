@@ -100,7 +100,7 @@ def _is_real(array: Array) -> bool:
 def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> Stored | None:
     best: tuple[float, Stored] | None = None
     names = {s: s.rpartition("param.")[2].lower() for s in parameters}
-    size = max(_norm(reference), 1e-300)
+    size = max(norm(reference), 1e-300)
     for slot, array in parameters.items():
         kind = dtypes.of(array)
         if kind.kind in ("int", "uint") and kind.bits <= 32:
@@ -127,7 +127,7 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                         reference.shape, view, s, zero, Scheme(bits, per, along, group, not zero.any(), form), _u(scale),
                         tuple(x for x in (slot, other, zero_slot) if x),
                     )  # fmt: skip
-                    far = _norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
+                    far = norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
                     if best is None or far < best[0]:
                         best = far, made
     return best[1] if best is not None and best[0] < _UNRELATED else None
@@ -207,7 +207,8 @@ def _u(scale: Array) -> float:
     return dtypes.of(scale).unit_roundoff or 0.0
 
 
-def _norm(x: Array) -> float:
+def norm(x: Array) -> float:
+    """2-norm in float64 without BLAS, whose threads spin for milliseconds on a busy machine."""
     wide = np.asarray(x, dtype=np.float64).reshape(-1)
     return math.sqrt(float(np.einsum("i,i->", wide, wide)))
 
@@ -309,25 +310,20 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
     if contradiction:
         return Checked(contradiction, {})
     w = np.asarray(reference, dtype=np.float64).reshape(found.codes.shape)
-    k = found.codes - found.zero
+    k = found.codes - found.zero if found.zero.any() else found.codes
     with np.errstate(divide="ignore", invalid="ignore"):
         t = w / found.scale
-    t = np.where(np.isfinite(t), t, np.where(w == 0, 0.0, np.inf))
+    if not found.scale.all():
+        t = np.where(np.isfinite(t), t, np.where(w == 0, 0.0, np.inf))
     half = _half_steps(found)
-    low, high = found.ends
-    tolerance = half + 1e-3 + 2 * found.u * np.abs(np.where(np.isfinite(t), t, 0.0))
     off = np.abs(t - k)
-    outward = ((found.codes >= high) & (t > k)) | ((found.codes <= low) & (t < k))
-    if not found.where:  # codes read off values: the ends are whatever was reached
-        axes = tuple(a for a in range(k.ndim) if found.scale.shape[a] == 1)
-        outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | ((k <= k.min(axes, keepdims=True)) & (t < k))
-    # The ends are where values are clipped: a zero point that was rounded moves the range by up to one step.
-    beyond = off > np.where(outward, tolerance + 0.5, tolerance)
+    error = norm(off * found.scale) if np.isfinite(off).all() else math.inf
+    numbers: dict[str, float | None] = {"elements": 0.0, "of": float(w.size)}
+    if 0 < error < math.inf:
+        numbers["weight_sqnr_db"] = 20 * math.log10(norm(w) / error) if w.any() else None
+    beyond, outward = _beyond(t, k, off, half, found)
     count = int(np.count_nonzero(beyond))
-    error = _norm((k * found.scale - w)[np.isfinite(t)])
-    numbers: dict[str, float | None] = {"elements": float(count), "of": float(w.size)}
-    if error > 0:
-        numbers["weight_sqnr_db"] = 20 * math.log10(_norm(w) / error) if _norm(w) > 0 else None
+    numbers["elements"] = float(count)
     lenient = declared is None or declared.rounding == "free"
     said = _against_rule(w, found, k, numbers, lenient=lenient)
     if not count or said:
@@ -341,6 +337,21 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
     if declared is None and near and count >= _FREE_SHARE * w.size:
         return Checked("", numbers, True)
     return Checked(_codes_said(w, t, found, beyond, count), numbers)
+
+
+def _beyond(t: F64, k: F64, off: F64, half: F64 | float, found: Stored) -> tuple[Bools, Bools]:
+    """(codes further than half a step from where the weight is, codes at an end whose weight lies outside)."""
+    if bool((off <= half + 1e-3).all()):
+        nowhere = np.zeros(off.shape, dtype=bool)
+        return nowhere, nowhere
+    tolerance = half + 1e-3 + 2 * found.u * np.abs(np.where(np.isfinite(t), t, 0.0))
+    low, high = found.ends
+    outward = ((found.codes >= high) & (t > k)) | ((found.codes <= low) & (t < k))
+    if not found.where:  # codes read off values: the ends are whatever was reached
+        axes = tuple(a for a in range(k.ndim) if found.scale.shape[a] == 1)
+        outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | ((k <= k.min(axes, keepdims=True)) & (t < k))
+    # The ends are where values are clipped: a zero point that was rounded moves the range by up to one step.
+    return off > np.where(outward, tolerance + 0.5, tolerance), outward
 
 
 def _contradiction(found: Stored, declared: Scheme) -> str:
@@ -383,29 +394,36 @@ def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None
         return ""
     axes = tuple(a for a in range(w.ndim) if found.scale.shape[a] == 1)
     most = np.abs(w).max(axes, keepdims=True)
+    high = float(1 << (found.scheme.bits - 1))
     if found.scheme.format == "int":
-        high = float(1 << (found.scheme.bits - 1))
         tops: tuple[float, ...] = (high - 1, high - 0.5, high)
     else:
         tops = (found.ends[1],)
+    size = np.where(most > 0, most, 1.0)
+
+    def strays(top: float) -> tuple[F64, Bools]:
+        ratio: F64 = np.where(most > 0, found.scale * top / size, 1.0)
+        return ratio, np.abs(ratio - 1) > _SCALE_TOLERANCE + 4 * found.u
+
+    if any(not strays(top)[1].any() for top in tops):
+        return ""
     best, top = 0.0, 0.0
     for candidate in tops:
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.where(most > 0, w * (candidate / most), 0.0)
-        made = np.rint(t) if found.scheme.format == "int" else t
+        made = np.clip(np.rint(t), -high, high - 1) if found.scheme.format == "int" else t
         share = float(np.mean(np.abs(made - k) <= (_half_steps(found) * 1.01 if found.scheme.format != "int" else 0.5)))
         if share > best:
             best, top = share, candidate
     if best < _CHOSEN:
         return ""
-    ratio = np.where(most > 0, found.scale * top / np.where(most > 0, most, 1.0), 1.0)
-    off = np.abs(ratio - 1) > _SCALE_TOLERANCE + 4 * found.u
+    ratio, off = strays(top)
     even = bool(off.any()) and float(np.ptp(ratio[off])) <= _SCALE_TOLERANCE + 8 * found.u
     if not off.any() or (lenient and not even and float(off.mean()) > 0.2):
         return ""
 
     def fits(scale: F64) -> Bools:
-        out: Bools = np.abs(scale * top / np.where(most > 0, most, 1.0) - 1) <= _SCALE_TOLERANCE
+        out: Bools = np.abs(scale * top / size - 1) <= _SCALE_TOLERANCE
         return out
 
     return _moved(found, off, fits, numbers) or _times(found, off, ratio[off], numbers)

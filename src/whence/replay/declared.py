@@ -133,8 +133,9 @@ def fake_quantise(
         near = (away <= ties.within * np.maximum(np.abs(exact), 1.0)) & (other != np.clip(code + zero, low, high) - zero)
         ties.most = int(near.sum(-1).max(initial=0)) if near.ndim else int(near)
         if flips and near.ndim:
-            rank = np.argsort(np.argsort(np.where(near, away, np.inf), axis=-1), axis=-1)
-            code = np.where(near & np.isin(rank, list(flips)), other, code)
+            rows = near.any(-1)
+            rank = np.argsort(np.argsort(np.where(near[rows], away[rows], np.inf), axis=-1), axis=-1)
+            code[rows] = np.where(near[rows] & np.isin(rank, list(flips)), other[rows], code[rows])
     code = np.clip(code + zero, low, high)
     return ((code - zero) * s).reshape(np.shape(x))
 
