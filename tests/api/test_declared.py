@@ -238,17 +238,21 @@ def test_without_replay_the_weights_are_checked_and_the_loss_is_the_band(compare
     assert "scale x1.02" in wrong.findings[0].sentence
 
 
-def test_bfloat16(tmp_path):
-    reference = run(model().bfloat16(), tmp_path / "a", torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16())
-
+@pytest.mark.parametrize("same_precision", [True, False])
+def test_bfloat16(tmp_path, same_precision):
     class Half(Int8Linear):
         def forward(self, x):
             return nn.functional.linear(x, self.weight.to(x.dtype)) * self.weight_scale[:, 0] + self.bias
 
-    target = run(
-        quantised(model().bfloat16(), Half), tmp_path / "b", torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
-    )
-    assert whence.compare(reference, target, policy=parse(allow(INT8))).status == "same"
+    x = torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    reference = run(model().bfloat16(), tmp_path / "a", x) if same_precision else run(model(), tmp_path / "a", x.float())
+    target = run(quantised(model().bfloat16(), Half), tmp_path / "b", x)
+    result = whence.compare(reference, target, policy=parse(allow(INT8)))
+    assert (result.status, result.counts["declared"]) == ("same", 3)
+    broken = quantised(model().bfloat16(), Half)
+    change(broken, "3.weight_scale", lambda s: s.mul_(1.03))
+    wrong = whence.compare(reference, run(broken, tmp_path / "c", x), policy=parse(allow(INT8)))
+    assert [(f.name, f.verdict) for f in wrong.findings] == [("3", "param-diff")]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="torchao is not installed")

@@ -410,7 +410,7 @@ class Declaring:
             if key in self._weights:
                 self._weights.move_to_end(key)
             else:
-                self._weights[key] = self._take_apart(ref.record, ref.slot, dict(params), pair, declared)
+                self._weights[key] = self._take_apart(ref.record, ref.slot, dict(params), pair, declared, self._precision(other))
                 while len(self._weights) > _HELD:
                     self._weights.popitem(last=False)
             weight = self._weights[key]
@@ -419,11 +419,14 @@ class Declaring:
         return found
 
     def _take_apart(
-        self, record: int, slot: str, params: Mapping[str, int], pair: SlotPair | None, declared: Scheme | None
+        self, record: int, slot: str, params: Mapping[str, int], pair: SlotPair | None, declared: Scheme | None, dtype: str
     ) -> _Weight | None:
-        """The quantised form of one parameter in the target, checked against the reference's; None when there is none."""
+        """The quantised form of one parameter in the target, checked against the reference's; None when there is none.
+
+        dtype: what the target computes in; a 16-bit model was quantised from 16-bit weights.
+        """
         try:
-            reference = self.reference.array(record)
+            reference = judge.rounded(self.reference.array(record), dtype)
             held = {s: self.target.array(r) for s, r in params.items()}
         except ElementsMissing:
             return None
@@ -448,6 +451,11 @@ class Declaring:
         # Declared, and the target does not show its weights: they are what the scheme makes of the reference's.
         made = tuple(semantics_of.fake_quantise(reference, g) for g in _grids(declared))
         return _Weight(slot, declared, judge.ParameterDifference(True, True), made, _loss(reference, made[0]))
+
+    def _precision(self, other: Call) -> str:
+        kinds = [dtypes.named(self.target.records[r.record].dtype) for r in other.slots("output")]
+        floating = [k.name for k in kinds if k.kind == "float" and k.bits > 8]
+        return min(floating, key=lambda name: dtypes.named(name).bits, default="float32")
 
     @staticmethod
     def _by_values(reference: Array, mine: Array, slot: str, declared: Scheme) -> _Weight | None:

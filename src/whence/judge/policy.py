@@ -279,8 +279,9 @@ def _nearest(entry: Entry, scopes: Sequence[str], ops: Sequence[str]) -> str:
 
 
 def _close(word: Any, among: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(word), among, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    names = {name.lower(): name for name in among}
+    near = difflib.get_close_matches(str(word).lower(), names, 1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def _known(table: Mapping[Any, Any], keys: Sequence[str], where: str) -> None:

@@ -30,6 +30,8 @@ _SCALE_TOLERANCE = 2e-3
 _FREE_SHARE = 0.01
 # Share of codes that a rule for the scale must reproduce to count as the one that was used.
 _CHOSEN = 0.98
+# Share of scales that may be wrong while the others still show the rule.
+_FEW = 0.2
 _SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 # A grid read off fewer values than this could be an accident.
 _FEWEST = 16
@@ -325,7 +327,7 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
     count = int(np.count_nonzero(beyond))
     numbers["elements"] = float(count)
     lenient = declared is None or declared.rounding == "free"
-    said = _against_rule(w, found, k, numbers, lenient=lenient)
+    said = _against_rule(w, found, k, numbers, lenient=lenient, beyond=count > 0)
     if not count or said:
         return Checked(said, numbers)
     said = _story(w, found, k, half, beyond, outward, numbers)
@@ -384,11 +386,12 @@ def _half_steps(found: Stored) -> F64 | float:
     return out
 
 
-def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool) -> str:
+def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool) -> str:
     """Scales that are not what the largest weight gives, in words, where the codes say that it chose them; "" otherwise.
 
     A scale is nearly always max|w| over the largest code, or over half the number of steps. Which one shows in the codes, which are
     made before anything can happen to the scale. lenient: scales that are all somewhat off, each by another factor, were fitted.
+    beyond: some code is not the nearest; if all are, only a few scales that leave the rule of the others can be wrong.
     """
     if found.zero.any():
         return ""
@@ -419,7 +422,7 @@ def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None
         return ""
     ratio, off = strays(top)
     even = bool(off.any()) and float(np.ptp(ratio[off])) <= _SCALE_TOLERANCE + 8 * found.u
-    if not off.any() or (lenient and not even and float(off.mean()) > 0.2):
+    if not off.any() or (float(off.mean()) > _FEW and (not beyond or (lenient and not even))):
         return ""
 
     def fits(scale: F64) -> Bools:
