@@ -164,6 +164,7 @@ class Declaring:
         self._looked: Counter[int] = Counter()
         self._applied: Counter[int] = Counter()
         self._said: list[tuple[Entry | None, tuple[Scheme, Scheme | None] | None, Call, float | None, str]] = []
+        self._wrong: set[str] = set()
         self._usual: list[Scheme | None] = list(_DYNAMIC)
         self._masks = self._all_masks(plan)
 
@@ -190,6 +191,7 @@ class Declaring:
         parameters = [(s, d) for s, d in evidence.parameters if s not in replaced] + [(w.slot, w.difference) for w in weights]
         evidence = dataclasses.replace(evidence, parameters=parameters)
         if any(d.comparable and not d.equal for _, d in parameters):
+            self._wrong.add(call.scope)
             return judge.judge_leaf(evidence), []
         if replayer is None:
             return self._from_dumps(evidence, call, entries, weights, "replay was switched off"), []
@@ -603,7 +605,7 @@ class Declaring:
 
     def _selection(self, calls: Sequence[Call], names: Sequence[str], ops: Sequence[str]) -> str:
         """What selects these calls and no other leaf: the operator types, if need be with the module they lie in, else their modules."""
-        alike = [scope for scope, op in self._leaves if op in ops]
+        alike = [scope for scope, op in self._leaves if op in ops and scope not in self._wrong]
         if len(alike) == len(calls):
             return f"op: {_flow(ops)}"
         starred = tuple(dict.fromkeys(align.starred(n) for n in names))
