@@ -374,27 +374,33 @@ def test_tf32(compared, how):
     assert [f.name for f in wrong.findings] == ["3"]
 
 
-def test_fused_rounding_takes_precision_losses_as_declared(tmp_path):
-    class Norm(nn.Module):
-        def __init__(self, low):
-            super().__init__()
-            self.low = low
+class Norm(nn.Module):
+    """In float32, or with its factor rounded in between."""
 
-        def forward(self, x):
-            wide = x.float()
-            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-            return (wide * (inverse.to(x.dtype).float() if self.low else inverse)).to(x.dtype)
+    def __init__(self, low, gain=1.0):
+        super().__init__()
+        self.low, self.gain = low, gain
 
-    def made(low):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(48, 64), nn.Tanh(), Norm(low), nn.Linear(64, 8)).bfloat16().eval()
+    def forward(self, x):
+        inverse = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6) * self.gain
+        return (x * inverse.to(x.dtype)) if self.low else (x.float() * inverse).to(x.dtype)
 
+
+@pytest.mark.parametrize("low_is_target", [True, False])
+def test_fused_rounding(tmp_path, low_is_target):
     x = torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
-    reference, target = run(made(False), tmp_path / "a", x), run(made(True), tmp_path / "b", x)
-    plain = whence.compare(reference, target)
-    assert next(v.verdict for v in plain.verdicts if v.verdict in ("precision", "introduced"))
-    declared = whence.compare(reference, target, policy=parse(allow({"op": "Norm", "declare": "fused-rounding"})))
-    assert declared.counts.get("precision", 0) <= plain.counts.get("precision", 0)
+
+    def made(name, low, gain=1.0):
+        torch.manual_seed(0)
+        return run(nn.Sequential(nn.Linear(48, 64), nn.Tanh(), Norm(low, gain), nn.Linear(64, 8)).bfloat16().eval(), tmp_path / name, x)
+
+    reference, target = made("a", not low_is_target), made("b", low_is_target)
+    policy = parse(allow({"op": "Norm", "declare": "fused-rounding"}))
+    plain, declared = whence.compare(reference, target), whence.compare(reference, target, policy=policy)
+    assert plain.status == ("different" if low_is_target else "same")
+    assert (declared.status, declared.counts.get("declared", 0)) == ("same", int(low_is_target))
+    wrong = whence.compare(reference, made("c", low_is_target, 1.02), policy=policy)
+    assert [f.name for f in wrong.findings] == ["2"]
 
 
 @pytest.mark.parametrize(

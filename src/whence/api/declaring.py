@@ -53,16 +53,16 @@ class Semantics:
     """What one replay does otherwise than the reference's program says. name: "" for nothing but the stand-ins of `params`.
 
     params: by slot, values used instead of the reference's, float64. quantise: (x, flips) -> the activation's values with these ties
-    rounded the other way, and how many ties a row has. program: the program to run. once: the
-    yardstick of rounding is the wide replay rounded once. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot)
-    -> the entry that bounds the error there.
+    rounded the other way, and how many ties a row has. program: the program to run. size_only: rounding may happen elsewhere, so the
+    pattern of the error says nothing. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot) -> the entry that
+    bounds the error there.
     """
 
     name: str = ""
     params: Mapping[str, Array] = field(default_factory=dict)
     quantise: Quantise | None = None
     program: Program | None = None
-    once: bool = False
+    size_only: bool = False
     keep: Callable[[str, tuple[int, ...]], Array | None] | None = None
     tolerance: Callable[[str], Entry | None] | None = None
 
@@ -105,6 +105,9 @@ class Semantics:
             reference = np.where(keep, reference, zero) if reference is not None and reference.shape == keep.shape else None
         local = judge.local(produced, wide, working, reduction_length=terms, reference=reference)
         entry = self.tolerance(slot) if self.tolerance is not None else None
+        if entry is None and self.size_only and math.isfinite(local.score):
+            parts = local.parts()
+            return dataclasses.replace(local, score=max(parts["rho"], parts["z"]))
         if entry is None:
             return local
         return dataclasses.replace(local, score=_tolerance_score(entry, produced, wide, local))
@@ -327,12 +330,12 @@ class Declaring:
         if "tolerance" in entries:
             bound = entries["tolerance"]
             tolerance = lambda slot: bound if bound.covers_slot(slot) else None  # noqa: E731
-        onces = (False, True) if "fused-rounding" in entries else (False,)
+        size_only = "fused-rounding" in entries
         number = itertools.count()
         for scheme in acts:
             for quantise in self._activations(scheme, other):
-                for program, once, params in itertools.product(programs, onces, values):
-                    yield Semantics(f"{call.id}.{next(number)}", params, quantise, program, once, keep, tolerance), scheme
+                for program, params in itertools.product(programs, values):
+                    yield Semantics(f"{call.id}.{next(number)}", params, quantise, program, size_only, keep, tolerance), scheme
 
     def _edited(
         self, call: Call, entries: Mapping[str, Entry], replayer: Replayer, slots: Mapping[str, SlotPair]

@@ -144,7 +144,7 @@ class Replayer:
                 run = functools.partial(self._working, loaded, stepwise=stepwise)
                 return semantics.run(lambda given: run(given, params, working, wide, strides), inputs, working, produced)
 
-            w = r if semantics.once else in_working(stepwise=False)
+            w = in_working(stepwise=False)
             terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, params.shapes())
             local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms, semantics)) for slot, pair in outputs]
             if max(item.score for _, item in local) > 1:
