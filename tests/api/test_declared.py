@@ -224,6 +224,27 @@ def test_weights_that_the_target_does_not_show(compared):
     assert (wrong.status, wrong.findings[0].name, wrong.findings[0].verdict) == ("different", "3", "introduced")
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_static_activations(compared, shown):
+    class Static(Int8Linear):
+        def __init__(self, linear, factor=1.0):
+            super().__init__(linear)
+            self.factor = factor
+            if shown:
+                self.register_buffer("input_scale", torch.tensor(0.03))
+
+        def forward(self, x):
+            codes = torch.round(x / 0.03).clamp(-128, 127)
+            return nn.functional.linear(codes * (0.03 * self.factor), self.weight.to(x.dtype) * self.weight_scale, self.bias)
+
+    activations = {"mode": "static"} if shown else {"mode": "static", "scale": 0.03}
+    entry = {**INT8, "module": "4", "activations": activations}
+    right, wrong = model(), model()
+    right[4], wrong[4] = Static(right[4]), Static(wrong[4], 1.02)
+    assert compared(right, allow(entry)).counts["declared"] == 1
+    assert [f.name for f in compared(wrong, allow(entry)).findings] == ["4"]
+
+
 def test_a_least_sqnr_is_held(compared):
     target = quantised(model(), bits=4)
     result = compared(target, allow({**INT8, "weights": {"bits": 4}, "min_sqnr": 40}))
