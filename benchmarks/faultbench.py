@@ -168,7 +168,7 @@ class StatisticsOnly:
         self.steps: Sequence[Step] = run.steps
         self.programs: Mapping[str, Program] = {}
         self.calls: Sequence[Call] = tuple(
-            msgspec.structs.replace(c, program="", no_program=_NO_PROGRAM if c.leaf and not c.notes else c.no_program) for c in run.calls
+            msgspec.structs.replace(c, program="", no_program=c.no_program if c.notes else _NO_PROGRAM) for c in run.calls
         )
         self.records: Sequence[Record] = tuple(_withheld(r, r.id in constants) for r in run.records)
 

@@ -206,6 +206,10 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     equal: (input, axis, input, axis) whose extents were one at recording and must be on replay. inference: recorded under
     inference_mode, where composite operators arrive whole; grad: slots that required grad then (they choose by it).
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
+
+    A call that calls others runs its own operators between them: outputs "k:input.x" are what its k-th child was given (from 0),
+    inputs "k:output.x" and "k:mutated.x" what that child left. calls: (child, how many operations run before it). same: (slot,
+    slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
     """
 
     id: str
@@ -222,6 +226,9 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     inference: bool = False
     grad: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    calls: tuple[tuple[int, int], ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
@@ -396,7 +403,8 @@ class Region(NamedTuple):
     """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
 
     call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 = before the first child).
-    inputs, outputs: record ids at its boundary. An output that was already visible to the region is not one.
+    inputs: record ids that became visible at its boundary; a stretch sees those of the stretches before it in its call too.
+    outputs: what it made. An output that was already visible to the region is not one.
     """
 
     call: int
@@ -417,27 +425,30 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
     """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
 
     A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs
-    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and was not
-    visible before, the stretch made. Parameters of a child are the child's.
+    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and nobody had
+    before, the stretch made. Parameters of a child are the child's.
     """
     below = children(calls)
+    known: set[int] = set()
 
     def walk(call: Call) -> Iterator[Region]:
         reads = [r.record for r in call.refs if r.slot.startswith(("input", "param"))]
         writes = [r.record for r in call.refs if r.slot.startswith(("output", "mutated"))]
+        known.update(reads)
         kids = below.get(call.id, [])
         if not kids:
             yield Region(call.id, -1, tuple(reads), tuple(writes))
+            known.update(writes)
             return
-        seen = dict.fromkeys(reads)
+        fresh = dict.fromkeys(reads)
         for place, kid in enumerate(kids):
             child = calls[kid]
-            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in seen)
-            yield Region(call.id, place, tuple(seen), tuple(made))
-            seen.update(made)
+            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
+            yield Region(call.id, place, tuple(fresh), tuple(made))
             yield from walk(child)
-            seen.update(dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated"))))
-        yield Region(call.id, len(kids), tuple(seen), tuple(dict.fromkeys(r for r in writes if r not in seen)))
+            fresh = dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated")))
+        yield Region(call.id, len(kids), tuple(fresh), tuple(dict.fromkeys(r for r in writes if r not in known)))
+        known.update(writes)
 
     for root in below.get(-1, []):
         yield from walk(calls[root])

@@ -109,7 +109,11 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How much of the run the answer rests on. Counts are of calls of the reference unless named otherwise."""
+    """How much of the run the answer rests on. Counts are of calls of the reference.
+
+    paired: face a call of the target. measured: all their outputs were. replayed: judged by replay as far as anything differed.
+    replayable: have a program. inside: have no partner and ran again as part of one that has (the target shows no inside).
+    """
 
     calls: int
     paired: int
@@ -117,11 +121,12 @@ class Coverage(msgspec.Struct, frozen=True):
     replayed: int
     replayable: int
     root_outputs_measured: bool
+    inside: int = 0
 
     @property
     def share(self) -> float:
-        """Measured share of the reference's calls, 0..1; 0 when there are none."""
-        return self.measured / self.calls if self.calls else 0.0
+        """Share of the reference's calls that were measured, or replayed inside one that was, 0..1; 0 when there are none."""
+        return (self.measured + self.inside) / self.calls if self.calls else 0.0
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -407,6 +407,34 @@ class Norm(nn.Module):
         return (x * inverse.to(x.dtype)) if self.low else (x.float() * inverse).to(x.dtype)
 
 
+class Core(nn.Module):
+    """A container that multiplies in its own code."""
+
+    def __init__(self, how=None, gain=1.0):
+        super().__init__()
+        self.query, self.key, self.how, self.gain = nn.Linear(48, 32), nn.Linear(48, 32), how, gain
+
+    def forward(self, x):
+        q, k = self.query(x), self.key(x)
+        if self.how:
+            q, k = to_tf32(q, self.how), to_tf32(k, self.how)
+        return (q @ k.mT) * self.gain
+
+
+def test_tf32_between_modules(tmp_path):
+    def made(name, *given):
+        torch.manual_seed(0)
+        return run(Core(*given).eval(), tmp_path / name)
+
+    reference, target, wrong = made("a"), made("b", "truncate"), made("c", "truncate", 1.0003)
+    policy = parse(allow({"op": "Core", "declare": "tf32"}))
+    assert whence.compare(reference, target).status == "different"
+    result = whence.compare(reference, target, policy=policy)
+    assert (result.status, result.counts["declared"], result.declared[0].names) == ("same", 1, ("Core",))
+    assert 40 < result.declared[0].sqnr_db < 90
+    assert [f.name for f in whence.compare(reference, wrong, policy=policy).findings] == ["Core"]
+
+
 @pytest.mark.parametrize("low_is_target", [True, False])
 def test_fused_rounding(tmp_path, low_is_target):
     x = torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16()

@@ -70,9 +70,9 @@ def test_a_planted_fault_leaves_the_text_and_is_named_first(player, reference, t
     assert words == found.words
     result = whence.compare(place, tmp_path / "planted")
     assert (result.status, result.findings[0].name) == ("different", found.site)
-    cause = {"eps": "semantic", "weight": "parameter", "scale": "semantic", "drop-residual": ""}[fault]
+    cause = {"eps": "semantic", "weight": "parameter", "scale": "semantic", "drop-residual": "semantic"}[fault]
     assert result.findings[0].cause == cause
-    assert result.findings[0].confidence == ("likely" if fault == "drop-residual" else "certain")
+    assert result.findings[0].confidence == "certain"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -116,10 +116,9 @@ def test_reduction_length(name, terms):
     module, inputs = modules.USABLE[name]()
     _, recorded = recording.record(module, *inputs)
     loaded = recorded.load()
-    params = {s: a.shape for s, a in recorded.params.items()}
-    assert loaded.reduction_length({s: a.shape for s, a in recorded.inputs.items()}, params) == terms
-    loaded.run(recorded.inputs, recorded.params)
-    assert loaded.reduction_length({s: a.shape for s, a in recorded.inputs.items()}) == terms
+    for _ in range(2):  # the second run is not bounded again
+        loaded.run(recorded.inputs, recorded.params)
+        assert loaded.length == terms
 
 
 def test_stepwise_is_another_rounding_of_the_same_thing():

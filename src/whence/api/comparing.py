@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from whence import __version__, align, judge, locate, metrics
-from whence.api.declaring import Declaring
-from whence.api.replaying import Replayer
+from whence.api.declaring import Declaring, Replaying, Semantics
+from whence.api.replaying import Replayed, Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge.policy import Policy
@@ -84,7 +84,7 @@ class _Comparing:
         self.notes: list[str] = []
         self.calls = self.reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
-        self.kids = children(align.selected(self.calls))
+        self.kids, self.target_kids = children(self.calls), children(self.target.calls)
 
     # ---- the stages
 
@@ -118,7 +118,7 @@ class _Comparing:
             status=status, evidence=self._evidence(every, found), reference=self.reference.path, target=self.target.path,
             findings=tuple(found),
             first_difference=self._first_difference(per_call), counts=dict(Counter(v for v in per_call.values())), coverage=coverage,
-            unmatched=len(self.plan.unmatched_reference) + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
+            unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
             notes=(*self.notes, *self.declaring.notes(), *self._run_notes()), declared=self.declaring.summary(),
@@ -246,7 +246,16 @@ class _Comparing:
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
-        self.replayer = Replayer(self.reference, self.target, allow=self.options.allow) if self.options.replay else None
+        self.inside: dict[int, int] = {}
+        self.inner: dict[int, dict[str, int]] = {}
+        self.replayer = None
+        if self.options.replay:
+            self.replayer = Replayer(
+                self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow
+            )  # fmt: skip
+        self.between: dict[int, Replayed] = {}
+        self.seen_errors: dict[int, list[judge.Error]] = {}
+        self.not_replayed: set[int] = set()
         verdicts: dict[tuple[int, int], Verdict] = {}
         paired = [(region, self.pair_of[region.call]) for region in self.regions if region.call in self.pair_of]
         # All calls of one module together: its parameters are converted once. The order within a module stays.
@@ -310,23 +319,115 @@ class _Comparing:
         out_errors = [self._error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
-        declared, figures = self.declaring.leaf(evidence, call, other, slots, given, self.replayer)
+        replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
+        declared, figures = self.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
             self.locals += [(call.id, local) for local in figures]
             return self._unless_unexplained(call, slots, given, declared)
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return self._unless_unexplained(call, slots, given, first)
-        local, why = self.replayer.figures(call, other, slots, given)
-        if local is None:
-            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=why)))
-        self.locals += [(call.id, figures) for _, figures in local]
-        evidence = _but(evidence, local=local)
-        verdict = judge.judge_leaf(evidence)
-        if verdict.verdict == "introduced":
-            cause, words = self.replayer.cause(call, other, slots)
-            verdict = judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+        found = self._replayed(index, call, other, given)
+        if not found.local:
+            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
+        verdict = self._with_cause(_but(evidence, local=list(found.local.items())), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
+
+    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
+        """What a replay of this call finds, all its outputs together."""
+        assert self.replayer is not None
+        replaying = self._replaying(index, call, other, given)
+        found = replaying.figures(self.declaring.masking(call, other))
+        if not call.leaf:
+            found = self.declaring.container(found, call, other, replaying)
+        self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
+        if found.inside:
+            self.inside[call.id] = found.inside
+        return found
+
+    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replaying:
+        replayer = self.replayer
+        assert replayer is not None
+
+        def slot_of(slot: str) -> SlotPair | None:
+            return self._slot(index, slot)
+
+        def figures(semantics: Semantics) -> Replayed:
+            found = replayer.figures(call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics)
+            if found.refused and not semantics.name:
+                self.not_replayed.add(call.id)
+            return found
+
+        return Replaying(figures, lambda flagged: replayer.cause(call, other, slot_of, flagged), lambda p: replayer.wide(p, slot_of))
+
+    def _inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
+        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        held = self.inner.get(other.id)
+        if held is None:
+            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            self.inner[other.id] = held
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}")
+        scope = align.normal_scope(other.scope)
+        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
+        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+
+    def _inner_parameters(self, call: Call, other: Call) -> list[tuple[str, judge.ParameterDifference]]:
+        """The parameters of the calls below that have no partner, against those that the target's call has itself."""
+        found: list[tuple[str, judge.ParameterDifference]] = []
+        seen: set[tuple[int, int]] = set()
+        below = [k for k in self.kids.get(call.id, ()) if k not in self.pair_of]
+        while below:
+            inner = self.calls[below.pop()]
+            below += [k for k in self.kids.get(inner.id, ()) if k not in self.pair_of]
+            for ref in inner.slots("param"):
+                pair = self._inner_parameter(other, inner, ref.slot)
+                if pair is None or (pair.reference_record, pair.target_record) in seen or not self._is_given(inner, pair):
+                    continue
+                seen.add((pair.reference_record, pair.target_record))
+                found.append((f"{inner.scope}.{ref.slot[6:]}", self._parameter(pair)))
+        return found
+
+    def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
+        verdict = judge.judge_leaf(evidence)
+        if verdict.verdict != "introduced" or self.replayer is None:
+            return verdict
+        flagged = [slot for slot, local in evidence.local or () if local.score > 1]
+        cause, words = self.replayer.cause(call, other, lambda slot: self._slot(evidence.pair, slot), flagged)
+        return judge.judge_leaf(_but(evidence, cause=cause, cause_words=words))
+
+    def _slot(self, index: int, slot: str) -> SlotPair | None:
+        """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
+        if slot.startswith("param"):
+            return self.slots[index].get(slot) or self._deeper_parameter(index, slot)
+        if not slot[0].isdigit():
+            return self.slots[index].get(slot)
+        k, _, slot = slot.partition(":")
+        kids = self.kids.get(self.plan.pairs[index].reference, [])
+        child = self.pair_of.get(kids[int(k)]) if int(k) < len(kids) else None
+        return self.slots[child].get(slot) if child is not None else None
+
+    def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
+        """A parameter that the reference's call uses itself, and that in the target a call below it has ("param.norm1.weight")."""
+        pair = self.plan.pairs[index]
+        other = self.target.calls[pair.target]
+        record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
+        name = f"{other.scope}.{slot[6:]}" if other.scope else slot[6:]
+        below = list(self.target_kids.get(other.id, ()))
+        while below and record is not None:
+            call = self.target.calls[below.pop()]
+            if name.startswith(f"{call.scope}."):
+                inside = f"param.{name[len(call.scope) + 1 :]}"
+                for ref in call.refs:
+                    if ref.slot == inside:
+                        return SlotPair(slot, inside, record, ref.record)
+                below += self.target_kids.get(call.id, ())
+        return None
+
+    def _all_same(self, index: int, slots: Iterable[str]) -> bool:
+        pairs = [self._slot(index, slot) for slot in slots]
+        keys = [(p.reference_record, p.target_record) for p in pairs if p is not None]
+        return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
 
     def _unless_unexplained(self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict) -> Verdict:
         """The verdict, or `undetermined` when the call read a parameter that parted between steps by more than anything before explains.
@@ -353,43 +454,72 @@ class _Comparing:
 
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
         """A container's own operators between two children: what the next child reads, or it returns, against all it could see."""
+        call = self.calls[region.call]
         kids = self.kids.get(region.call, [])
-        outputs: list[SlotPair] = []
+        outputs: list[tuple[str, SlotPair]] = []
         if region.stretch < len(kids):
             child = self.pair_of.get(kids[region.stretch])
             candidates = self.slots[child].values() if child is not None else ()
-            outputs = [s for s in candidates if s.reference_slot.startswith("input")]
+            outputs = [(f"{region.stretch}:{s.reference_slot}", s) for s in candidates if s.reference_slot.startswith("input")]
         else:
-            outputs = [s for s in self.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))]
+            outputs = [(s.reference_slot, s) for s in self.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))]
         made = set(region.outputs)
-        own: list[SlotPair] = []
-        for slot in outputs:
+        own: list[tuple[str, SlotPair]] = []
+        for name, slot in outputs:
+            # What calls without a partner made was never seen face to face before.
+            handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
-            handed_on = slot.reference_record not in made
             # The reference handed this tensor on untouched; the target may have done something to it.
             if not handed_on or (
                 seen != slot.target_record and self.target.records[seen].hash != self.target.records[slot.target_record].hash
             ):
-                own.append(slot)
-        parameters: list[tuple[str, judge.ParameterDifference]] = []
-        if region.stretch == 0:
-            _, _, parameters = self._sorted(self.calls[region.call], self.slots[index])
-        wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
-        if not own and not wrong:
-            return None
-        errors_in = [
+                own.append((name, slot))
+        errors_in = self.seen_errors.setdefault(region.call, [])
+        errors_in += [
             self._error(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
             if r in self.first and (r, self.first[r]) in self.measured
         ]
-        errors_out = [self._error(s) for s in own]
+        parameters: list[tuple[str, judge.ParameterDifference]] = []
+        if region.stretch == 0:
+            _, _, parameters = self._sorted(call, self.slots[index])
+            parameters += self._inner_parameters(call, self.target.calls[pair.target])
+        wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
+        if not own and not wrong:
+            return None
+        errors_out = [self._error(s) for _, s in own]
+        u = max((e.u for e in errors_out), default=0.0)
+        evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
-            verdict = judge.judge_leaf(
-                judge.LeafEvidence(index, errors_in, errors_out, max((e.u for e in errors_out), default=0.0), parameters)
+            return _but_verdict(judge.judge_leaf(evidence), stretch=region.stretch)
+        if all(e.exact for e in errors_out) or self.replayer is None:
+            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+        found = self._between(index, pair, call)
+        local = [(name, found.local[name]) for name, _ in own if name in found.local]
+        rest = [self._error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
+        verdict = None
+        if local:
+            verdict = _but_verdict(
+                self._with_cause(_but(evidence, local=local), call, self.target.calls[pair.target]), stretch=region.stretch
             )
-            return _but_verdict(verdict, stretch=region.stretch)
-        growth = judge.grow(errors_in, errors_out, max((e.u for e in errors_out), default=0.0))
-        return judge.judge_region(index, region.stretch, growth)
+        if not rest:
+            return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+        self.not_replayed.add(call.id)
+        why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
+        other = judge.judge_region(index, region.stretch, judge.grow(errors_in, rest, u), note=why)
+        return max((v for v in (verdict, other) if v is not None), key=lambda v: _SEVERITY.index(v.verdict))
+
+    def _between(self, index: int, pair: CallPair, call: Call) -> Replayed:
+        """The replay of a container's own operators, once for all its stretches."""
+        found = self.between.get(call.id)
+        if found is None:
+            given = self._given_parameters(call, self.slots[index])
+            found = self.between[call.id] = self._replayed(index, call, self.target.calls[pair.target], given)
+        return found
+
+    def _explained(self, index: int, name: str) -> bool:
+        """Is an output that was not replayed bitwise equal?"""
+        return self._all_same(index, (name,))
 
     def _sorted(
         self, call: Call, slots: Mapping[str, SlotPair]
@@ -426,7 +556,7 @@ class _Comparing:
         key = (slot.reference_record, slot.target_record)
         known = self.parameter_cache.get(key)
         if known is None:
-            if self.measured[key].identical:
+            if key in self.measured and self.measured[key].identical:
                 known = judge.ParameterDifference(True, True)
             else:
                 arrays = self._arrays(slot)
@@ -483,15 +613,14 @@ class _Comparing:
             measured += full
             if call.parent == -1 and not full:
                 root_ok = False
-        replayer = self.replayer
-        leaves = [c for c in selected if c.leaf]
         return Coverage(
             len(selected),
             len(self.plan.pairs),
             measured,
-            replayer.replayed if replayer else 0,
-            sum(1 for c in leaves if c.program),
+            len(self.plan.pairs) - len(self.not_replayed) + sum(self.inside.values()) if self.replayer is not None else 0,
+            sum(1 for c in selected if c.program),
             root_ok,
+            sum(self.inside.values()),
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
@@ -565,8 +694,13 @@ class _Comparing:
             return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
 
         plan = self.plan
+        inside: set[int] = set()
+        todo = list(self.inside)
+        while todo:
+            inside.update(below := [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of])
+            todo += below
         sides = {
-            "reference": names(self.calls, plan.unmatched_reference),
+            "reference": names(self.calls, (i for i in plan.unmatched_reference if i not in inside)),
             "target": names(self.target.calls, plan.unmatched_target),
             "ambiguous": names(self.calls, (a for a, _ in plan.ambiguous)),
         }

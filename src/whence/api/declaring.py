@@ -28,10 +28,11 @@ from whence.replay import declared as semantics_of
 from whence.results import Declared, Plan, SlotPair, Verdict
 
 if TYPE_CHECKING:
-    from whence.api.replaying import Replayer
+    from whence.api.replaying import Replayed
 
 F64 = npt.NDArray[np.float64]
 _PASSES = ("identical", "noise", "inherited", "amplified")
+_IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
 _MOST_TIES = 3  # in one row; more are met where codes are computed in 16 bits, and not all tried
 _HELD = 4  # weights taken apart, kept for the other calls of the same module
 _INPUT_SCALES = ("input_scale", "act_scale", "activation_scale", "x_scale", "scale_x")
@@ -91,19 +92,26 @@ class Semantics:
             made = {slot: _nearer(made[slot], other[slot], produced[slot]) if slot in produced else made[slot] for slot in made}
         return made
 
-    def param(self, slot: str, working: str, like: Array) -> Array:
-        """The stand-in of a parameter in the dtype of this replay."""
+    def param(self, slot: str, working: str, recorded: str) -> Array:
+        """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the reference has it in."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.params[slot].astype(_numpy(working, like))
+            return self.params[slot].astype(dtypes.named(recorded if working == "recorded" else working).numpy)
 
-    def measure(self, slot: str, produced: Array, wide: Array, working: Array, *, terms: int, reference: Array | None) -> judge.Local:
+    def measure(
+        self, slot: str, produced: Array, wide: Array, working: Array, *, terms: int, reference: Array | None,
+        reference_wide: Array | None,
+    ) -> judge.Local:  # fmt: skip
         """`judge.local`, with masked elements left out and a declared tolerance in the place of the noise floor."""
         keep = self.keep(slot, produced.shape) if self.keep is not None else None
         if keep is not None:
-            zero = produced.dtype.type(0)
-            produced, wide, working = (np.where(keep, a, a.dtype.type(0)) for a in (produced, wide, working))
-            reference = np.where(keep, reference, zero) if reference is not None and reference.shape == keep.shape else None
-        local = judge.local(produced, wide, working, reduction_length=terms, reference=reference)
+
+            def shown(array: Array) -> Array:
+                return np.where(keep, array, array.dtype.type(0))
+
+            produced, wide, working = shown(produced), shown(wide), shown(working)
+            reference = shown(reference) if reference is not None and reference.shape == keep.shape else None
+            reference_wide = shown(reference_wide) if reference_wide is not None and reference is not None else None
+        local = judge.local(produced, wide, working, reduction_length=terms, reference=reference, reference_wide=reference_wide)
         entry = self.tolerance(slot) if self.tolerance is not None else None
         if entry is None and self.size_only and math.isfinite(local.score):
             parts = local.parts()
@@ -114,6 +122,17 @@ class Semantics:
 
 
 PLAIN = Semantics()
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """Replays of one paired call. figures: under some semantics. cause: (cause, words) for flagged outputs. wide: outputs of a program
+    without parameters on the target's inputs, in float64.
+    """
+
+    figures: Callable[[Semantics], Replayed]
+    cause: Callable[[Sequence[str]], tuple[str, str]]
+    wide: Callable[[Program], Mapping[str, Array]]
 
 
 def _numpy(working: str, like: Array) -> Any:
@@ -168,15 +187,15 @@ class Declaring:
         self._applied: Counter[int] = Counter()
         self._said: list[tuple[Entry | None, tuple[Scheme, Scheme | None] | None, Call, float | None, str]] = []
         self._wrong: set[str] = set()
+        self._between: dict[int, dict[str, tuple[dict[str, Entry], float | None]]] = {}
         self._usual: list[Scheme | None] = list(_DYNAMIC)
         self._masks = self._all_masks(plan)
 
     # ---- leaves
 
     def leaf(
-        self, evidence: judge.LeafEvidence, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool],
-        replayer: Replayer | None,
-    ) -> tuple[Verdict | None, list[judge.Local]]:  # fmt: skip
+        self, evidence: judge.LeafEvidence, call: Call, other: Call, slots: Mapping[str, SlotPair], replaying: Replaying | None
+    ) -> tuple[Verdict | None, list[judge.Local]]:
         """(verdict, figures it rests on) of a leaf call; (None, []) when nothing is declared of it and nothing is quantised."""
         entries = self.policy.of(call.scope, (call.op_type, other.op_type))
         tolerance = entries.get("tolerance")
@@ -196,25 +215,27 @@ class Declaring:
         if any(d.comparable and not d.equal for _, d in parameters):
             self._wrong.add(call.scope)
             return judge.judge_leaf(evidence), []
-        if replayer is None:
+        if replaying is None:
             return self._from_dumps(evidence, call, entries, weights, "replay was switched off"), []
         base = {w.slot: self._reference(call, w.slot) for w in weights}
-        plain, why = replayer.figures(call, other, slots, given, Semantics(params=base))
-        if plain is None:
-            return self._from_dumps(evidence, call, entries, weights, why), []
+        found = replaying.figures(Semantics(params=base))
+        plain = list(found.local.items())
+        if not plain:
+            return (self._from_dumps(evidence, call, entries, weights, found.why) if found.refused else None), []
         undeclared = max(item.score for _, item in plain)
         if undeclared <= 1 and not weights:
             return judge.judge_leaf(dataclasses.replace(evidence, local=plain)), [item for _, item in plain]
         best, chosen = plain, PLAIN
         whys: list[str] = []
         activations: Scheme | None = None
-        for semantics, scheme in self._candidates(call, other, entries, weights, replayer, slots):
-            found, why = replayer.figures(call, other, slots, given, semantics)
-            if found is None:
-                whys.append(why)
+        for semantics, scheme in self._candidates(call, other, entries, weights, replaying):
+            found = replaying.figures(semantics)
+            local = list(found.local.items())
+            if len(local) < len(plain):
+                whys.append(found.why)
                 continue
-            if chosen is PLAIN or max(i.score for _, i in found) < max(i.score for _, i in best):
-                best, chosen, activations = found, semantics, scheme
+            if chosen is PLAIN or max(i.score for _, i in local) < max(i.score for _, i in best):
+                best, chosen, activations = local, semantics, scheme
             if max(i.score for _, i in best) <= 1:
                 # Layers of one model are quantised alike: what explained this one is tried first at the next.
                 self._usual.sort(key=lambda known: known != scheme)
@@ -223,12 +244,12 @@ class Declaring:
             return self._from_dumps(evidence, call, entries, weights, whys[0]), []
         verdict = judge.judge_leaf(dataclasses.replace(evidence, local=best))
         sqnr = _sqnr(max(item.error_rel for _, item in plain))
-        verdict = self._declared(verdict, call, entries, weights, activations, sqnr, replayer, other, slots, changed=chosen is not PLAIN)
+        verdict = self._declared(verdict, call, entries, weights, activations, sqnr, replaying, changed=chosen is not PLAIN)
         return verdict, [item for _, item in best]
 
     def _declared(
         self, verdict: Verdict, call: Call, entries: Mapping[str, Entry], weights: Sequence[_Weight], activations: Scheme | None,
-        sqnr: float | None, replayer: Replayer, other: Call, slots: Mapping[str, SlotPair], *, changed: bool,
+        sqnr: float | None, replaying: Replaying, *, changed: bool,
     ) -> Verdict:  # fmt: skip
         """The verdict against the declared semantics, told apart by what was declared."""
         numbers = {**verdict.numbers, "sqnr_db": sqnr}
@@ -237,9 +258,7 @@ class Declaring:
         if weights and "quantisation" not in entries:
             what = f"weights {weights[0].scheme}" + (f", activations {activations}" if activations else "")
             if not passes:
-                return self._but_introduced(
-                    verdict, call, other, slots, replayer, f"not explained by its quantised weights ({what})", numbers
-                )
+                return self._but_introduced(verdict, replaying, f"not explained by its quantised weights ({what})", numbers)
             self._said.append((None, (weights[0].scheme, activations), call, sqnr, what))
             return msgspec.structs.replace(
                 verdict, verdict="precision", numbers=numbers, sentence=f"{what}, not declared: {loss}; beyond that {verdict.sentence}"
@@ -248,7 +267,7 @@ class Declaring:
             return verdict
         what = "; ".join(str(e) for e in entries.values())
         if not passes:
-            return self._but_introduced(verdict, call, other, slots, replayer, f"beyond what is declared ({what})", numbers)
+            return self._but_introduced(verdict, replaying, f"beyond what is declared ({what})", numbers)
         least = max((e.min_sqnr for e in entries.values() if e.min_sqnr is not None), default=None)
         if least is not None and sqnr is not None and sqnr < least:
             return msgspec.structs.replace(
@@ -262,13 +281,10 @@ class Declaring:
         )
 
     @staticmethod
-    def _but_introduced(
-        verdict: Verdict, call: Call, other: Call, slots: Mapping[str, SlotPair], replayer: Replayer, what: str,
-        numbers: dict[str, float | None],
-    ) -> Verdict:  # fmt: skip
+    def _but_introduced(verdict: Verdict, replaying: Replaying, what: str, numbers: dict[str, float | None]) -> Verdict:
         if verdict.verdict != "introduced":
             return msgspec.structs.replace(verdict, numbers=numbers)
-        cause, _ = replayer.cause(call, other, slots)
+        cause, _ = replaying.cause([verdict.slot])
         return msgspec.structs.replace(verdict, cause=cause, numbers=numbers, sentence=f"{verdict.sentence}; {what}")
 
     def _ignored(self, entry: Entry, call: Call, verdict: Verdict) -> Verdict:
@@ -313,14 +329,13 @@ class Declaring:
     # ---- which semantics
 
     def _candidates(
-        self, call: Call, other: Call, entries: Mapping[str, Entry], weights: Sequence[_Weight], replayer: Replayer,
-        slots: Mapping[str, SlotPair],
-    ) -> Iterable[tuple[Semantics, Scheme | None]]:  # fmt: skip
+        self, call: Call, other: Call, entries: Mapping[str, Entry], weights: Sequence[_Weight], replaying: Replaying
+    ) -> Iterable[tuple[Semantics, Scheme | None]]:
         """Every replay that what is declared allows, the likeliest first; with each the activation scheme it assumes."""
         entry = entries.get("quantisation")
         acts: Sequence[Scheme | None] = self._usual if weights and entry is None else (entry.activations if entry is not None else None,)
         values: list[dict[str, Array]] = [dict(zip((w.slot for w in weights), v)) for v in itertools.product(*(w.values for w in weights))]
-        programs = list(self._edited(call, entries, replayer, slots))
+        programs = list(self._edited(call, entries, replaying))
         keep = tolerance = None
         for kind in ("skip-masked-rows", "tolerance", "fused-rounding"):
             if kind in entries:
@@ -337,9 +352,7 @@ class Declaring:
                 for program, params in itertools.product(programs, values):
                     yield Semantics(f"{call.id}.{next(number)}", params, quantise, program, size_only, keep, tolerance), scheme
 
-    def _edited(
-        self, call: Call, entries: Mapping[str, Entry], replayer: Replayer, slots: Mapping[str, SlotPair]
-    ) -> Iterable[Program | None]:
+    def _edited(self, call: Call, entries: Mapping[str, Entry], replaying: Replaying) -> Iterable[Program | None]:
         program = self.reference.programs.get(call.program)
         made: list[Program | None] = [None]
         if program is None:
@@ -347,7 +360,7 @@ class Declaring:
         if "fast-gelu" in entries:
             entry = entries["fast-gelu"]
             forms = (entry.form,) if entry.form else ("tanh", "erf")
-            found = [p for f in forms if (p := self._gelu(program, f, replayer, slots)) is not None]
+            found = [p for f in forms if (p := self._gelu(program, f, replaying)) is not None]
             self._applied[entry.number] += bool(found)
             made = [*found] or made
         if "tf32" in entries:
@@ -357,14 +370,14 @@ class Declaring:
             made = [*found] or made
         return made
 
-    def _gelu(self, program: Program, form: str, replayer: Replayer, slots: Mapping[str, SlotPair]) -> Program | None:
+    def _gelu(self, program: Program, form: str, replaying: Replaying) -> Program | None:
         key = (program.id, form)
         if key not in self._programs:
             found = semantics_of.with_gelu(program, form)
             if found is None:
                 for now in ("erf", "tanh", "sigmoid"):
                     try:
-                        same = semantics_of.computes_gelu(program, now, lambda p: replayer.wide(p, slots))
+                        same = semantics_of.computes_gelu(program, now, replaying.wide)
                     except (ReplayRefused, ElementsMissing):
                         break
                     if same:
@@ -520,11 +533,16 @@ class Declaring:
             visible = self._visible(self.target, other, entry.mask)
 
         def keep(slot: str, shape: tuple[int, ...]) -> Array | None:
-            if visible is None or not entry.covers_slot(slot):
+            if visible is None or not entry.covers_slot(slot.rpartition(":")[2]):
                 return None
             return _rows(visible, shape)
 
         return keep
+
+    def masking(self, call: Call, other: Call) -> Semantics:
+        """The reference's own semantics, with masked rows left out where that is declared."""
+        entry = self.policy.of(call.scope, (call.op_type, other.op_type)).get("skip-masked-rows")
+        return Semantics(keep=self._keeper(call, other, entry)) if entry is not None else PLAIN
 
     @staticmethod
     def _visible(run: Run, call: Call, name: str) -> Array | None:
@@ -542,8 +560,39 @@ class Declaring:
 
     # ---- stretches
 
+    def container(self, found: Replayed, call: Call, other: Call, replaying: Replaying) -> Replayed:
+        """The replay of a container's own operators, under what is declared of the container where that explains them better."""
+        known = self.policy.of(call.scope, (call.op_type, other.op_type))
+        entries = {kind: e for kind, e in known.items() if kind in _IN_CONTAINERS and not e.ignore}
+        if not entries or max((item.score for item in found.local.values()), default=0.0) <= 1:
+            return found
+        for entry in entries.values():
+            self._looked[entry.number] += 1
+        best = found
+        for semantics, _ in self._candidates(call, other, entries, (), replaying):
+            again = replaying.figures(semantics)
+            if again.local.keys() >= found.local.keys() and _worst(again) < _worst(best):
+                best = again
+            if _worst(best) <= 1:
+                break
+        if best is not found:
+            self._between[call.id] = {
+                _stretch_of(slot): (entries, _sqnr(item.error_rel)) for slot, item in found.local.items() if item.score > 1
+            }  # fmt: skip
+        return best
+
     def stretch(self, verdict: Verdict | None, call: Call, other: Call, outputs: Sequence[SlotPair]) -> Verdict | None:
-        """The verdict of a container's own operators, with a tolerance declared for the container applied to it."""
+        """The verdict of a container's own operators, with what is declared of the container applied to it."""
+        if verdict is not None and verdict.verdict in (*_PASSES, "precision"):
+            entries, sqnr = self._between.get(call.id, {}).get(_stretch_of(verdict.slot), ({}, None))
+            if entries and (verdict.verdict in _PASSES or "fused-rounding" in entries):
+                for known in entries.values():
+                    self._said.append((known, None, call, sqnr, str(known)))
+                what = "; ".join(map(str, entries.values()))
+                return msgspec.structs.replace(
+                    verdict, verdict="declared", confidence="", numbers={**verdict.numbers, "sqnr_db": sqnr},
+                    sentence=f"{what}: SQNR {sqnr:.1f} dB; beyond that {verdict.sentence}" if sqnr is not None else verdict.sentence,
+                )  # fmt: skip
         entry = self.policy.of(call.scope, (call.op_type, other.op_type)).get("tolerance")
         if entry is None or verdict is None or verdict.verdict in _PASSES:
             return verdict
@@ -630,6 +679,15 @@ class Declaring:
             for e in self.policy.entries
             if self._looked[e.number] and not self._applied[e.number] and e.declare in needs
         ]
+
+
+def _worst(found: Replayed) -> float:
+    return max((item.score for item in found.local.values()), default=math.inf)
+
+
+def _stretch_of(slot: str) -> str:
+    """ "3" for what a container's fourth child was given ("3:input.0"), "" for what the container returned."""
+    return slot.partition(":")[0] if ":" in slot else ""
 
 
 def _quantiser(grid: semantics_of.Grid, scale: Array | None, inner: bool) -> Quantise:

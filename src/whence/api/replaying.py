@@ -1,52 +1,46 @@
-"""Replays the reference's programs on the target's inputs, and remembers which programs may be trusted."""
+"""Replays the reference's programs on the target's inputs: figures of every output, with every refusal counted by its reason."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from whence import align, dtypes, judge, locate
+from whence import dtypes, judge, locate
+from whence.api.chains import Chain
 from whence.api.declaring import PLAIN, Semantics
+from whence.api.sides import Side
+from whence.api.threads import Threads
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
+from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
-# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
-_CHECKS = 3
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
+_REPLICAS = 3  # noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)
+
+Slots = Callable[[str], SlotPair | None]
 
 
-class _Threads:
-    """So many intra-op threads of torch inside. One is fastest for many small operators: more spin while they wait for each other."""
+@dataclass(slots=True)
+class Replayed:
+    """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    inside: how many calls without a partner ran as part of it.
+    """
 
-    def __enter__(self) -> None:
-        torch = sys.modules.get("torch") or _torch()
-        self._torch, self._before = torch, torch.get_num_threads() if torch is not None else 0
-        if torch is not None and self._before != self._count:
-            torch.set_num_threads(self._count)
+    local: dict[str, judge.Local] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    inside: int = 0
 
-    def __exit__(self, *exc: object) -> None:
-        if self._torch is not None and self._before != self._count:
-            self._torch.set_num_threads(self._before)
-
-
-def _torch() -> Any:
-    """torch, or None where it is not installed: then nothing can be replayed, and the reason is given for each call."""
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        return None
+    @property
+    def why(self) -> str:
+        """The first reason why something could not be replayed, "" when all was."""
+        return next(iter(self.refused.values()), "")
 
 
 class _Params:
@@ -56,253 +50,210 @@ class _Params:
         self._replayer, self._loaded, self._pairs, self._semantics = replayer, loaded, pairs, semantics
         self._key = (loaded.program.id, tuple((p.reference_record, p.target_record, given) for p, given in pairs))
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        records = self._replayer.reference.records
-        return {p.reference_slot: records[p.reference_record].shape for p, _ in self._pairs}
-
     def held(self, working: str) -> Any:
         """The parameters for `Loaded.run` with this working dtype."""
-        cache, key = self._replayer.held, (*self._key, working)
-        stand_ins = self._semantics.params
-        found = cache.get(key) if not stand_ins else None
-        if found is not None:
-            cache.move_to_end(key)
-            return found[0]
-        arrays = {p.reference_slot: self._replayer.parameter(p, given) for p, given in self._pairs if p.reference_slot not in stand_ins}
-        if stand_ins:
-            records = self._replayer.reference.records
-            like = {p.reference_slot: dtypes.named(records[p.reference_record].dtype).numpy for p, _ in self._pairs}
-            arrays |= {s: self._semantics.param(s, working, np.empty(0, like[s])) for s in stand_ins if s in like}
-            return self._loaded.hold(arrays, working=working)
-        held = self._loaded.hold(arrays, working=working)
-        nbytes = sum(t.nbytes for t in held.tensors.values())
-        cache[key] = (held, nbytes)
-        self._replayer.held_bytes += nbytes
-        while self._replayer.held_bytes > _HELD_BYTES and len(cache) > 1:
-            _, (_, freed) = cache.popitem(last=False)
-            self._replayer.held_bytes -= freed
-        return held
+        stand_ins, records = self._semantics.params, self._replayer.reference.run.records
+
+        def one(pair: SlotPair, given: bool) -> Array:
+            if pair.reference_slot not in stand_ins:
+                return self._replayer.parameter(pair, given)
+            return self._semantics.param(pair.reference_slot, working, records[pair.reference_record].dtype)
+
+        def make() -> Any:
+            return self._loaded.hold({p.reference_slot: one(p, given) for p, given in self._pairs}, working=working)
+
+        return make() if stand_ins else self._replayer.hold((*self._key, working), make)
 
 
 class Replayer:
-    """Figures of leaf calls from replay, with every refusal counted by its reason.
+    """Figures of calls from replay.
 
-    Needs torch; without it every call is refused with the pip command. Programs are loaded and checked once each.
+    Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
+    inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run.
     """
 
-    def __init__(self, reference: Run, target: Run, *, allow: Sequence[str] = ()) -> None:
-        self.reference, self.target, self.allow = reference, target, tuple(allow)
-        self.replayed = 0
+    def __init__(
+        self, reference: Run, target: Run, *, paired: Collection[int] = (),
+        inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.paired, self.inner = paired, inner
+        self.reference, self.target = Side(reference, allow), Side(target, allow)
         self.refused: Counter[str] = Counter()
-        self._loaded: dict[tuple[int, str], Any] = {}
-        self._checked: Counter[tuple[int, str]] = Counter()
-        self._failed: dict[tuple[int, str], str] = {}
-        self.held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
-        self.held_bytes = 0
+        self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
+        self._held_bytes = 0
 
     def figures(
-        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics = PLAIN
-    ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
-        """(figures by output slot, "") of one leaf call, or (None, why it could not be replayed).
+        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
+        semantics: Semantics = PLAIN,
+    ) -> Replayed:  # fmt: skip
+        """Figures of one paired call, for every output of its program that the target has.
 
-        given: parameter slots -> whether the run started with that value (then a correct target holds the reference's,
-        rounded) or changed it (then the target's own value is an input like any other). semantics: what is declared of the call;
-        a replay under a declaration is one more of the same call and is not counted.
+        slots: the pair of tensors that face each other in a slot of the program. given: parameter slots -> whether the run
+        started with that value (then a correct target holds the reference's, rounded) or changed it (then the target's own
+        value is an input like any other). skip: of an output and what it rests on, whether there is nothing to find out.
+        semantics: what is declared of the call.
         """
-        with _Threads(1):
-            local, why = self._figures(call, other, slots, given, semantics)
-        if semantics.name:
-            return local, why
-        if local is None:
+        with Threads(1):
+            try:
+                found = self._figures(call, other, slots, given, skip, semantics)
+            except (ReplayRefused, ElementsMissing) as error:
+                found = Replayed(refused={"": str(error)})
+        for why in set(found.refused.values()):
             self.refused[why] += 1
-        else:
-            self.replayed += 1
-        return local, why
+        return found
 
     def _figures(
-        self, call: Call, other: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics
-    ) -> tuple[list[tuple[str, judge.Local]] | None, str]:
-        if not call.program:
-            return None, call.no_program or "no program was recorded"
-        try:
-            loaded = self._trusted(self.reference, 0, call)
-            program = self.reference.programs[call.program]
-            if semantics.program is not None:
-                program = semantics.program
-                loaded = self._edited(program)
-            inputs, strides = self._inputs(program, slots)
-            params = _Params(self, loaded, self._param_pairs(call, program, slots, given, semantics), semantics)
-            outputs = [(slot, slots[slot]) for slot, _ in program.outputs if slot in slots]
-            if not outputs:
-                return None, "the target has none of its outputs"
-            produced = {slot: self.target.array(pair.target_record) for slot, pair in outputs}
-            wide, working = self._dtypes(call, slots, produced.values())
-            held = params.held(wide)
-            r = semantics.run(lambda given: loaded.run(given, held, working=wide, strides=strides), inputs, wide, produced)
-
-            def in_working(*, stepwise: bool) -> dict[str, Array]:
-                run = functools.partial(self._working, loaded, stepwise=stepwise)
-                return semantics.run(lambda given: run(given, params, working, wide, strides), inputs, working, produced)
-
-            w = in_working(stepwise=False)
-            terms = loaded.reduction_length({k: a.shape for k, a in inputs.items()}, params.shapes())
-            local = [(slot, self._measure(slot, pair, produced[slot], r, w, terms, semantics)) for slot, pair in outputs]
-            if max(item.score for _, item in local) > 1:
-                # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
-                stepwise = in_working(stepwise=True)
-                again = [(slot, self._measure(slot, pair, produced[slot], r, stepwise, terms, semantics)) for slot, pair in outputs]
-                local = [min(a, b, key=lambda item: item[1].score) for a, b in zip(local, again)]
-        except (ReplayRefused, ElementsMissing) as error:
-            return None, str(error)
-        return local, ""
-
-    def _measure(
-        self, slot: str, pair: SlotPair, produced: Array, wide: Mapping[str, Array], working: Mapping[str, Array], terms: int,
+        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
         semantics: Semantics,
-    ) -> judge.Local:  # fmt: skip
-        r, w = wide[slot], working[slot]
-        if r.shape != produced.shape or w.shape != produced.shape:
-            raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {produced.shape}")
-        try:
-            reference: Array | None = self.reference.array(pair.reference_record)
-        except ElementsMissing:
-            reference = None
-        return semantics.measure(slot, produced, r, w, terms=terms, reference=reference)
-
-    def _working(
-        self, loaded: Any, inputs: Mapping[str, Array], params: _Params, working: str, wide: str,
-        strides: Mapping[str, tuple[int, ...]], *, stepwise: bool = False,
-    ) -> dict[str, Array]:  # fmt: skip
-        try:
-            result: dict[str, Array] = loaded.run(inputs, params.held(working), working=working, strides=strides, stepwise=stepwise)
-        except ReplayRefused:
-            if working in ("recorded", wide):
-                raise
-            # Mixed dtypes inside: computed in float32 and rounded once at the end.
-            result = loaded.run(inputs, params.held("float32"), working="float32", strides=strides, stepwise=stepwise)
-        return result
-
-    def _dtypes(self, call: Call, slots: Mapping[str, SlotPair], produced: Any) -> tuple[str, str]:
-        """(dtype of the wide replay, dtype of the working one) for what the target produced."""
-        names = [dtypes.of(a).name for a in produced]
-        floating = [n for n in names if dtypes.named(n).is_floating]
-        target = floating[0] if floating else "float32"
-        u = judge.unit_roundoff(target)
-        recorded = {
-            self.reference.records[s.reference_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))
-        }
-        mine = {self.target.records[s.target_record].dtype for s in slots.values() if s.reference_slot.startswith(("input", "output"))}
-        wide = "float64" if u < 1e-5 or target == "float64" else "float32"
-        return wide, "recorded" if recorded == mine else target
-
-    # ---- the pieces a program needs
-
-    def _inputs(self, program: Program, slots: Mapping[str, SlotPair]) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
-        arrays: dict[str, Array] = {}
-        strides: dict[str, tuple[int, ...]] = {}
-        for slot in program.inputs:
-            pair = slots.get(slot)
+    ) -> Replayed:  # fmt: skip
+        loaded = self.reference.trusted(call)
+        if semantics.program is not None:
+            loaded = self.reference.edited(semantics.program)
+        program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
+        faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
+        # A parameter that the target keeps in another form has no partner; what stands in for it needs none.
+        own = self.reference.records(call, [s for s in program.params if s in semantics.params and s not in faced])
+        faced |= {slot: SlotPair(slot, "", record, -1) for slot, record in own.items()}
+        alone = self.reference.records(call, [s for s in program.inputs if s not in faced])
+        lent = {slot: array for slot, record in alone.items() if (array := self.reference.lent(record)) is not None}
+        inside = self._inside(call, program.inputs, faced)
+        for one, two in program.same:
+            self._still_one(one, two, slots)
+        outputs: dict[str, SlotPair] = {}
+        for slot, operand in program.outputs:
+            pair = slots(slot)
             if pair is None:
-                raise ReplayRefused(f"the target has no tensor for {slot}")
-            arrays[slot] = self.target.array(pair.target_record)
-            stride = self.target.records[pair.target_record].stride
-            if stride:
-                strides[slot] = stride
-        return arrays, strides
+                continue
+            needs = loaded.needs(slot)
+            missing = sorted(s for s in needs if s not in faced and s not in lent and s not in inside)
+            if missing:
+                found.refused[slot] = f"the target has no tensor for {missing[0]}"
+            elif not skip(slot, needs) and not self._handed_on(operand, program.inputs, faced, pair):
+                outputs[slot] = pair
+        if not outputs:
+            return found
+        inputs, strides = self.target.arrays({s: faced[s].target_record for s in program.inputs if s in faced})
+        inputs |= lent
+        params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced], semantics)
+        produced = {slot: self.target.run.array(pair.target_record) for slot, pair in outputs.items()}
+        chosen = self._dtypes(faced, outputs, produced)
+        if any(inside & loaded.needs(slot) for slot in outputs):
+            whole = _Whole(self, call, other, loaded, inputs, params, strides, *chosen)
+            same = all(self._equal(pair) for pair in faced.values())
+            whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
+            return found
+        run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen)
+        r, w, terms = run.wide(), run.working(), loaded.length
+        reference = self._reference(call, loaded, faced, outputs, run)
+        for slot, y in produced.items():
+            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot), semantics)
+        if any(local.score > 1 for local in found.local.values()):
+            # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
+            stepwise = run.working(stepwise=True)
+            for slot, y in produced.items():
+                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), semantics)
+                found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
+        return found
 
-    def _param_pairs(
-        self, call: Call, program: Program, slots: Mapping[str, SlotPair], given: Mapping[str, bool], semantics: Semantics
-    ) -> list[tuple[SlotPair, bool]]:
-        # A parameter that is kept in another form there has no partner; what stands in for it needs none.
-        own = {r.slot: SlotPair(r.slot, "", r.record, -1) for r in call.slots("param") if r.slot in semantics.params}
-        known = {**own, **slots}
-        missing = [slot for slot in program.params if slot not in known]
-        if missing:
-            raise ReplayRefused(f"the target has no {missing[0]}")
-        return [(known[slot], given.get(slot, True)) for slot in program.params]
+    def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
+        """The inputs that children without a partner leave: they run again too."""
+        kids = self.reference.children(call.id)
+        alone = {k for k, kid in enumerate(kids) if kid not in self.paired}
+        return {s for s in inputs if s not in faced and s[0].isdigit() and int(s.partition(":")[0]) in alone} if alone else set()
 
-    def _edited(self, program: Program) -> Any:
-        """A program with declared semantics, loaded. Its constants are the reference's."""
-        key = (0, program.id)
-        if key not in self._loaded:
-            from whence.replay.programs import load
+    def _still_one(self, one: str, two: str, slots: Slots) -> None:
+        """What a module was given and what it returned were one tensor: where the target's are not, which was used is unknown."""
+        given, left = slots(one), slots(two)
+        if given is None or left is None or given.target_record == left.target_record:
+            return
+        a, b = (self.target.run.records[p.target_record] for p in (given, left))
+        if not a.hash or a.hash != b.hash or a.shape != b.shape:
+            raise ReplayRefused(f"{two} was {one} itself in the reference and is not in the target")
 
-            self._loaded[key] = load(program, [self.reference.array(c) for c in program.constants], allow=self.allow)
-        return self._loaded[key]
+    def _handed_on(self, operand: Any, inputs: Sequence[str], faced: Mapping[str, SlotPair], pair: SlotPair) -> bool:
+        """Is this output an input as it is, in the target as in the program?"""
+        if "in" not in operand or inputs[operand["in"]] not in faced:
+            return False
+        records = self.target.run.records
+        source, made = records[faced[inputs[operand["in"]]].target_record], records[pair.target_record]
+        return bool(source.hash) and source.hash == made.hash and source.dtype == made.dtype and source.shape == made.shape
 
-    def wide(self, program: Program, slots: Mapping[str, SlotPair]) -> dict[str, Array]:
+    def _reference(
+        self, call: Call, loaded: Any, faced: Mapping[str, SlotPair], outputs: Mapping[str, SlotPair], run: _Running
+    ) -> dict[str, tuple[Array, Array | None]]:
+        """(what the reference made, the wide replay on its inputs or None where they are the target's) by output, where known."""
+        records = self.reference.records(call, (*loaded.program.inputs, *loaded.program.params))
+        try:
+            made, _ = self.reference.arrays({slot: pair.reference_record for slot, pair in outputs.items()})
+            if all(self._equal(pair) for pair in faced.values()):
+                return {slot: (array, None) for slot, array in made.items()}
+            if run.wide_dtype == "float32" and all(dtypes.of(a).name in ("float32", "float64") for a in made.values()):
+                return {slot: (a, a) for slot, a in made.items()}  # it was checked to reproduce its recording
+            arrays, strides = self.reference.arrays(records)
+            held = self.hold(
+                (loaded.program.id, "own", tuple(records.get(s) for s in loaded.program.params), run.wide_dtype),
+                lambda: loaded.hold(arrays, working=run.wide_dtype),
+            )
+            again = loaded.run(arrays, held, working=run.wide_dtype, strides=strides, outputs=list(outputs))
+        except (ReplayRefused, ElementsMissing):
+            return {}
+        return {slot: (made[slot], again[slot]) for slot in outputs if again[slot].shape == made[slot].shape}
+
+    def wide(self, program: Program, inputs: Slots) -> dict[str, Array]:
         """The outputs of a program without parameters on the target's inputs, in float64. Raises ReplayRefused, ElementsMissing."""
-        inputs, strides = self._inputs(program, slots)
-        with _Threads(1):
-            made: dict[str, Array] = self._edited(program).run(inputs, {}, working="float64", strides=strides)
+        faced = {slot: pair.target_record for slot in program.inputs if (pair := inputs(slot)) is not None}
+        arrays, strides = self.target.arrays(faced)
+        with Threads(1):
+            made: dict[str, Array] = self.reference.edited(program).run(arrays, {}, working="float64", strides=strides)
         return made
+
+    def _equal(self, pair: SlotPair) -> bool:
+        if pair.target_record < 0:
+            return False
+        a, b = self.reference.run.records[pair.reference_record], self.target.run.records[pair.target_record]
+        return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape
+
+    def _dtypes(
+        self, faced: Mapping[str, SlotPair], outputs: Mapping[str, SlotPair], produced: Mapping[str, Array]
+    ) -> tuple[str, str]:  # fmt: skip
+        """(dtype of the wide replay, dtype of the working one) for what the target produced."""
+        names = [dtypes.of(a).name for a in produced.values()]
+        floating = [n for n in names if dtypes.named(n).is_floating]
+        target = max(floating, key=judge.unit_roundoff, default="float32")
+        finest = min((judge.unit_roundoff(n) for n in floating), default=judge.unit_roundoff("float32"))
+        pairs = [p for s, p in faced.items() if not s.startswith("param")] + list(outputs.values())
+        recorded = {self.reference.run.records[p.reference_record].dtype for p in pairs}
+        mine = {self.target.run.records[p.target_record].dtype for p in pairs}
+        return "float64" if finest < 1e-5 else "float32", "recorded" if recorded == mine else target
+
+    # ---- parameters
 
     def parameter(self, pair: SlotPair, given: bool) -> Array:
         """What a correct target would hold: the reference's value at the target's precision; its own where the run changed it."""
         if not given:
-            return self.target.array(pair.target_record)
-        return judge.rounded(self.reference.array(pair.reference_record), self.target.records[pair.target_record].dtype)
+            return self.target.run.array(pair.target_record)
+        return judge.rounded(self.reference.run.array(pair.reference_record), self.target.run.records[pair.target_record].dtype)
 
-    def _trusted(self, run: Run, side: int, call: Call) -> Any:
-        """The loaded program of a call, after it reproduced this call's recorded outputs (the first few calls it serves)."""
-        key = (side, call.program)
-        if key in self._failed:
-            raise ReplayRefused(self._failed[key])
-        try:
-            loaded = self._load(run, key)
-            if self._checked[key] < _CHECKS:
-                why = self._check(run, call, loaded)
-                threads = self._recorded_threads(run)
-                if why and threads > 1:
-                    # Sums over threads round otherwise: once more with as many as the capture had.
-                    with _Threads(threads):
-                        why = self._check(run, call, loaded)
-                if why:
-                    raise ReplayRefused(f"the program does not reproduce its own recording: {why}")
-                self._checked[key] += 1
-        except (ReplayRefused, ElementsMissing) as error:
-            self._failed[key] = str(error)
-            raise
-        return loaded
-
-    @staticmethod
-    def _recorded_threads(run: Run) -> int:
-        counts = [s.get("threads") for s in align.settings_of(run).values()]
-        return max((n for n in counts if isinstance(n, int)), default=1)
-
-    def _load(self, run: Run, key: tuple[int, str]) -> Any:
-        loaded = self._loaded.get(key)
-        if loaded is None:
-            try:
-                from whence.replay.programs import load
-            except ImportError as error:
-                raise ReplayRefused("replay needs torch: pip install 'whence[torch]'") from MissingDependency(str(error))
-            program = run.programs.get(key[1])
-            if program is None:
-                raise ReplayRefused("its program was not written (the capture ended early)")
-            loaded = self._loaded[key] = load(program, [run.array(c) for c in program.constants], allow=self.allow)
-        return loaded
-
-    @staticmethod
-    def _check(run: Run, call: Call, loaded: Any) -> str:
-        from whence.replay.check import check
-
-        program = run.programs[call.program]
-        records = {r.slot: r.record for r in call.refs}
-        missing = [s for s in (*program.inputs, *program.params) if s not in records]
-        if missing:
-            return f"{missing[0]} was not captured"
-        inputs = {s: run.array(records[s]) for s in program.inputs}
-        params = {s: run.array(records[s]) for s in program.params}
-        outputs = {s: run.array(records[s]) for s, _ in program.outputs if s in records}
-        strides = {s: run.records[records[s]].stride for s in program.inputs if run.records[records[s]].stride}
-        why: str = check(loaded, inputs, params, outputs, strides)
-        return why
+    def hold(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Converted parameters by key, made when they are not there; the oldest are let go."""
+        cache = self._held
+        found = cache.get(key)
+        if found is not None:
+            cache.move_to_end(key)
+            return found[0]
+        held = make()
+        nbytes = sum(t.nbytes for t in held.tensors.values())
+        cache[key] = (held, nbytes)
+        self._held_bytes += nbytes
+        while self._held_bytes > _HELD_BYTES and len(cache) > 1:
+            _, (_, freed) = cache.popitem(last=False)
+            self._held_bytes -= freed
+        return held
 
     # ---- why a flagged operator is at fault
 
-    def cause(self, call: Call, other: Call, slots: Mapping[str, SlotPair]) -> tuple[str, str]:
-        """(cause, words) of an introduced error whose parameters are equal.
+    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> tuple[str, str]:
+        """(cause, words) of an introduced error whose parameters are equal. flagged: the outputs in question.
 
         The target's own program on its own inputs: where it gives what the target recorded (within rounding), the kernel does
         what the code says, so the code differs (`semantic`); where it does not, the kernel is at fault.
@@ -311,23 +262,129 @@ class Replayer:
             # The reference could be replayed, so it drew none.
             random = other.no_program.startswith("draws random numbers")
             return ("semantic", f"only the target {other.no_program}") if random else ("", "")
-        mine, theirs = self.reference.programs.get(call.program), self.target.programs.get(other.program)
-        words = locate.program_difference(mine, theirs) if mine is not None and theirs is not None else ""
+        words = ""
         try:
-            loaded = self._load(self.target, (1, other.program))
-            records = {r.slot: r.record for r in other.refs}
-            program = self.target.programs[other.program]
-            inputs = {s: self.target.array(records[s]) for s in program.inputs}
-            params = {s: self.target.array(records[s]) for s in program.params}
-            made = {s: self.target.array(records[s]) for s, _ in program.outputs if s in records}
-            strides = {s: self.target.records[records[s]].stride for s in program.inputs if self.target.records[records[s]].stride}
-            wide, _ = self._dtypes(call, slots, made.values())
-            with _Threads(1):
-                r = loaded.run(inputs, params, working=wide, strides=strides)
-                w = loaded.run(inputs, params, working="recorded", strides=strides)
+            mine, theirs = self.reference.program(call), self.target.program(other)
+            words = locate.program_difference(mine, theirs)
+            loaded = self.target.load(other)
+            outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
+            outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
+            arrays, strides = self.target.arrays(self.target.records(other, (*theirs.inputs, *theirs.params)))
+            made, _ = self.target.arrays(self.target.records(other, outputs))
+            wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
+            with Threads(1):
+                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made))
+                w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
             scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
-        except (ReplayRefused, ElementsMissing, KeyError):
+        except (ReplayRefused, ElementsMissing, KeyError, ValueError):
             return "", words
         if scores and max(scores) > 1:
             return "kernel", "the target's own operators, run again on its own inputs, do not give what it recorded"
         return "semantic", words or "the target's own operators reproduce it, so its code computes something else"
+
+
+class _Running:
+    """One call's program on the target's inputs, in the dtypes that are needed."""
+
+    def __init__(
+        self, loaded: Any, inputs: Mapping[str, Array], params: _Params, strides: Mapping[str, tuple[int, ...]],
+        produced: Mapping[str, Array], semantics: Semantics, wide: str, working: str,
+    ) -> None:  # fmt: skip
+        self._loaded, self._inputs, self._params, self._strides = loaded, inputs, params, strides
+        self._produced, self._semantics = produced, semantics
+        self.wide_dtype, self.working_dtype = wide, working
+
+    def wide(self) -> dict[str, Array]:
+        return self._run(self.wide_dtype)
+
+    def working(self, *, stepwise: bool = False) -> dict[str, Array]:
+        try:
+            return self._run(self.working_dtype, stepwise=stepwise)
+        except ReplayRefused:
+            if self.working_dtype in ("recorded", self.wide_dtype):
+                raise
+            # Mixed dtypes inside: computed in float32 and rounded once at the end.
+            return self._run("float32", stepwise=stepwise)
+
+    def _run(self, dtype: str, *, stepwise: bool = False) -> dict[str, Array]:
+        held, outputs = self._params.held(dtype), list(self._produced)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            made: dict[str, Array] = self._loaded.run(
+                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs
+            )  # fmt: skip
+            return made
+
+        return self._semantics.run(run, self._inputs, dtype, self._produced)
+
+
+class _Whole:
+    """A call that shows less inside than the reference's: what lies between the tensors that both show, run as one."""
+
+    def __init__(
+        self, replayer: Replayer, call: Call, other: Call, loaded: Any, inputs: Mapping[str, Array], params: _Params,
+        strides: Mapping[str, tuple[int, ...]], wide: str, working: str,
+    ) -> None:  # fmt: skip
+        self._replayer, self._call, self._other, self._loaded = replayer, call, other, loaded
+        self._inputs, self._params, self._strides = inputs, params, strides
+        self._wide, self._working = wide, working
+        self._calls = 0
+
+    def measure(self, found: Replayed, produced: Mapping[str, Array], records: Mapping[str, int], *, same: bool) -> None:
+        """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both sides' inputs equal?"""
+        r = self._run(self._wide, records, None)
+        copies = [self._run(self._working, records, seed) for seed in (None, *range(_REPLICAS))]
+        side = self._replayer.reference
+        for slot, y in produced.items():
+            if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
+                found.refused[slot] = "made inside, where it could not be followed"
+                continue
+            reference = side.run.array(records[slot]) if same else None
+            found.local[slot] = judge.whole(y, r[slot], [c[slot] for c in copies], reference=reference)
+        found.inside = self._calls
+
+    def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
+        side, call, loaded = self._replayer.reference, self._call, self._loaded
+        own = side.records(call, loaded.program.inputs)
+        state = {own[slot]: array for slot, array in self._inputs.items() if slot in own}
+        noise = np.random.default_rng(seed) if seed is not None else None
+        chain = Chain(side, working, self._held, noise=noise, state=state)
+        kids = side.children(call.id)
+        leaves = {s for k, kid in enumerate(kids) if kid not in self._replayer.paired for s in chain.leaves(k, kid)}
+        there = {*self._inputs, *loaded.program.params, *leaves}
+        held = self._params.held(working)
+        made: dict[str, Array] = loaded.run(
+            self._inputs, held, working=working, strides=self._strides, outputs=loaded.determined(there),
+            child=lambda k, handed: chain.child(call, k, handed),
+        )  # fmt: skip
+        self._calls = chain.calls
+        # A cache that calls inside filled is not among what the call's own operators made.
+        return {slot: chain.state[record] for slot, record in records.items() if record in chain.state} | made
+
+    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+        """The parameters of a call inside: the target's where it shows them, else the reference's in the working dtype."""
+        replayer, run = self._replayer, self._replayer.reference.run
+        refs = {r.slot: r.record for r in call.refs}
+        missing = [s for s in loaded.program.params if s not in refs]
+        if missing:
+            raise ReplayRefused(f"{missing[0]} of {call.scope} was not captured")
+
+        def rounded(slot: str) -> Array:
+            pair = replayer.inner(self._other, call, slot) if replayer.inner is not None else None
+            array = run.array(refs[slot])
+            if pair is not None:  # one that is not the reference's is a finding of its own
+                return replayer.target.run.array(pair.target_record)
+            same = dtypes.of(array).name == loaded.program.base and self._working in ("bfloat16", "float16")
+            return judge.rounded(array, self._working) if same else array
+
+        key = (loaded.program.id, "inside", tuple(refs[s] for s in loaded.program.params), working, self._working)
+        return replayer.hold(key, lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working))
+
+
+def _measured(
+    slot: str, y: Array, r: Array, w: Array, terms: int, reference: tuple[Array, Array | None] | None, semantics: Semantics
+) -> judge.Local:
+    if r.shape != y.shape or w.shape != y.shape:
+        raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
+    made, again = reference if reference is not None and reference[0].shape == y.shape else (None, None)
+    return semantics.measure(slot, y, r, w, terms=terms, reference=made, reference_wide=again)

@@ -51,11 +51,12 @@ class Pending:
 class Known:
     """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
 
-    __slots__ = ("branches", "deep", "entries", "held", "op_type", "ref", "root", "scope", "serial", "source")
+    __slots__ = ("branches", "deep", "entries", "held", "op_type", "programs", "ref", "root", "scope", "serial", "source")
 
     def __init__(self, module: Any, scope: str, root: Root, serial: int, gone: Callable[[int, int], None]) -> None:
         # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
         self.serial = serial
+        self.programs = 0  # how many were recorded
         kind = type(module)
         place, forget = id(module), weakref.WeakMethod(gone)  # the listener may die first
 

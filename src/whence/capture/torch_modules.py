@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,22 +30,38 @@ from whence.capture.torch_compiled import Trap
 from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
-from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, tensors_of
+from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, layout, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
 
 
+# So many programs of a family that are one and the same, and its next extents are not recorded again.
+_SETTLED = 3
+# Of one module; a program with its extents written in serves no other extents, and every one more costs the time to record it.
+_MOST_PROGRAMS = 16
+
+
+class _Ran(NamedTuple):
+    """What calls of one signature run: a program, or why there is none; and the slots it reads out of objects."""
+
+    program: str
+    reason: str
+    reads: tuple[str, ...] = ()
+
+
 class _Frame:
     """One call in progress."""
 
     __slots__ = (
-        "args", "depth", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence", "order", "parent",
-        "phase", "recorder", "refs", "root", "scope", "signature", "started", "state", "step", "tensors", "training", "wanted",
+        "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
+        "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state", "step",
+        "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
     depth: int
+    family: tuple[Any, ...] | None
     keep: bool
     kids: int
     known: Known
@@ -59,6 +75,8 @@ class _Frame:
     order: int
     parent: _Frame | None
     phase: str
+    place: int
+    reads: list[str]
     recorder: Recorder | None
     refs: list[Ref]
     root: Root
@@ -103,7 +121,8 @@ class Listener:
         self._roots: dict[str, Root] = {}
         self._live: dict[tuple[Any, ...], Seen] = {}
         self._objects: dict[int, Watched] = {}
-        self._signatures: dict[tuple[Any, ...], tuple[str, str]] = {}
+        self._signatures: dict[tuple[Any, ...], _Ran] = {}
+        self._families: dict[tuple[Any, ...], list[_Ran]] = {}
         self._programs: set[str] = set()
         self._previous: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None
@@ -159,7 +178,7 @@ class Listener:
         if self.programs_recorded:
             spent = f"{self.programs_s:.3f} s with what they ran, once per signature"
             self.session.note("programs", f"{self.programs_recorded} calls recorded in {spent}")
-        for table in (self._live, self._known, self._roots, self._objects, self._signatures):
+        for table in (self._live, self._known, self._roots, self._objects, self._signatures, self._families):
             table.clear()
 
     @staticmethod
@@ -186,6 +205,9 @@ class Listener:
         stack = local.stack
         depth = len(stack)
         frame = None
+        above = stack[-1].recorder if stack else None
+        if above is not None:
+            above.pause()
         local.busy = True
         try:
             with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
@@ -198,6 +220,8 @@ class Listener:
         finally:
             local.busy = False
         if frame is None:
+            if above is not None:
+                above.abandon("calls a module that could not be listened to")
             return previous(module, *args, **kwargs)
         try:
             if frame.recorder is None:
@@ -209,6 +233,8 @@ class Listener:
             self._finish(frame, None, _words(error))
             raise
         self._finish(frame, out, "")
+        if above is not None:
+            above.resume()
         return out
 
     def _finish(self, frame: _Frame, out: Any, error: str) -> None:
@@ -251,16 +277,15 @@ class Listener:
                 known = self._adopt(module, parent)
         frame = _Frame()
         frame.known, frame.module, frame.parent, frame.kids = known, module, parent, 0
-        frame.recorder = frame.signature = frame.args = None
+        frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
         frame.training, frame.keep = module.training, False
         frame.scope = scope = known.scope
         if parent is None:
             self._begin_root(frame, known.root, scope)
         else:
+            frame.place = parent.kids
             parent.kids += 1
-            if parent.recorder is not None:
-                parent.recorder.abandon()
             frame.state, frame.root, frame.phase = parent.state, parent.root, parent.phase
             frame.step, frame.micro = parent.step, parent.micro
             frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
@@ -275,7 +300,9 @@ class Listener:
             return frame
         session.over_budget(scope, frame.step, self._ring.waiting_bytes if self._ring is not None else 0)
         frame.keep = session.elements_on
-        self._take_inputs(frame, args, kwargs)
+        found = self._take_inputs(frame, args, kwargs)
+        if parent is not None and parent.recorder is not None:
+            parent.recorder.child_enters(frame.place, found)
         return frame
 
     def _begin_root(self, frame: _Frame, root: Root, scope: str) -> None:
@@ -326,6 +353,12 @@ class Listener:
         program = no_program = ""
         if frame.wanted:
             program, no_program = self._take_results(frame, out, leaf, error)
+            frame.recorder = None  # it refers to the frame
+        above = frame.parent.recorder if frame.parent is not None else None
+        if above is not None and error:
+            above.abandon("an exception left a module it calls")
+        elif above is not None:
+            above.child_leaves(frame.place, frame.made)
         if error.startswith("_StopRecomputationError"):
             # torch's way to end a recomputation once backward has what it needs.
             error, frame.note = "", frame.note or "recomputed as far as backward needed it"
@@ -345,7 +378,7 @@ class Listener:
             self._end_root(frame)
 
     def _take_results(self, frame: _Frame, out: Any, leaf: bool, error: str) -> tuple[str, str]:
-        """Mutations and outputs of a call that ends, and (program, why none) of a leaf."""
+        """Mutations and outputs of a call that ends, and (its program, why it has none)."""
         known = frame.known
         if not error:
             self._take_mutated(frame, leaf)
@@ -357,7 +390,7 @@ class Listener:
             known.deep, known.entries, known.held = True, None, (-1, -1, -1)
             frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
             self._take_params(frame)
-        return self._programs_of(frame, leaf, error)
+        return self._program_of(frame, error)
 
     def _end_root(self, frame: _Frame) -> None:
         session, name, step = self.session, frame.root.name, frame.step
@@ -440,7 +473,8 @@ class Listener:
 
     # ---- tensors of a call
 
-    def _take_inputs(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_inputs(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """(slot, tensor) of everything this call was handed, recorded where inputs are wanted."""
         module = frame.module
         if isinstance(module, torch.jit.ScriptModule):
             frame.note = "scripted: inside not seen"
@@ -463,17 +497,10 @@ class Listener:
                 refs.append(Ref(slot, number, edge))
                 shapes.append((slot, key))
                 frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
-        if self._may_have_program(frame):
-            # Which inputs are one tensor belongs to the signature: a program recorded from it reads that one for both.
-            numbers = [number for _, _, _, number in frame.tensors]
-            if len(set(numbers)) != len(numbers):
-                shapes.append(tuple(numbers.index(number) for number in numbers))
-            frame.signature = signature = (
-                frame.known.serial, tuple(shapes), tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
-            )  # fmt: skip
-            if signature not in self._signatures and self.session.elements_on and takes_inputs:
-                self._record(frame, found, signature)
+        options = self.session.options
+        if takes_inputs and options.programs and options.keep == "full" and not frame.note:
+            self._expect_program(frame, found, shapes, arguments)
+        return found
 
     def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
         """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
@@ -766,50 +793,107 @@ class Listener:
         self._ring.submit(tensor, arrived)
         return pending, ""
 
-    # ---- programs of leaf calls
+    # ---- programs
 
-    def _may_have_program(self, frame: _Frame) -> bool:
-        if not self.session.options.programs or frame.note or self.session.options.keep != "full":
-            return False
-        # An encoder layer may take its fused path, which calls none of its modules; if it does call one, the recording is dropped.
-        return frame.known.deep or not frame.known.branches or isinstance(frame.module, torch.nn.TransformerEncoderLayer)
+    def _expect_program(self, frame: _Frame, found: list[tuple[str, Any]], looks: list[Any], arguments: dict[str, Any]) -> None:
+        """Listen to what this call runs, unless that is known already: once per signature, a few times per family.
+
+        A signature is everything that code may decide by: modes, arguments, dtypes, shapes, strides. A family is a signature
+        without its extents: when its programs are one and the same, extents are followed, and the next one is not recorded.
+        """
+        # Which inputs are one tensor belongs to it: a program recorded from it reads that one for both.
+        numbers = [number for _, _, _, number in frame.tensors]
+        alike = tuple(numbers.index(number) for number in numbers) if len(set(numbers)) != len(numbers) else ()
+        how = (
+            frame.known.serial, alike, tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
+        )  # fmt: skip
+        forms = tuple(watched.form for _, watched in frame.objects)
+        frame.signature = signature = (how, tuple(looks), forms)
+        ran = self._signatures.get(signature)
+        if ran is None:
+            # An extent of one broadcasts, so it is not followed.
+            kinds = tuple((slot, look[0], tuple(n == 1 for n in look[1]), bool(look[2])) for slot, look in looks)
+            frame.family = family = (how, kinds)
+            history = self._families.setdefault(family, [])
+            if len(history) >= _SETTLED and history[-1].program and all(h == history[-1] for h in history[-_SETTLED:]):
+                ran = self._signatures[signature] = history[-1]
+            elif frame.known.programs >= _MOST_PROGRAMS:
+                ran = self._signatures[signature] = _Ran("", f"other extents than in its first {_MOST_PROGRAMS} programs")
+        if ran is not None:
+            for slot in ran.reads:
+                self._read(frame, slot)
+        elif self.session.elements_on:
+            self._record(frame, found, signature)
 
     def _record(self, frame: _Frame, found: list[tuple[str, Any]], signature: tuple[Any, ...]) -> None:
-        """Listen to what this call runs, unless it is known to reach compiled or scripted code."""
         module = frame.module
         hidden = compiled_inside(module)
         if hidden:
-            self._signatures[signature] = ("", f"compiled ({hidden}): inside not seen")
+            self._signatures[signature] = _Ran("", f"compiled ({hidden}): inside not seen")
             return
         self._trap.set()
-        if frame.known.deep or not frame.known.branches:
-            params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
-        else:
-            params = tensors_of(module)
+        params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
         frame.started = time.perf_counter()
-        frame.recorder = Recorder(found, params, casts=not asks_for_listeners(module))
+        frame.reads = []
+        # As it is now: what the call itself hangs there is nothing that it was given.
+        hanging = {layout(t): (slot + path, StorageRef(t)) for slot, watched in frame.objects for path, t in watched.items()}
+        frame.recorder = Recorder(
+            found, params, casts=not asks_for_listeners(module), find=lambda tensor: self._find(frame, hanging, tensor)
+        )  # fmt: skip
+
+    def _find(self, frame: _Frame, hanging: dict[tuple[Any, ...], tuple[str, StorageRef]], tensor: Any) -> str:
+        """The slot of a tensor that a call sees without being handed it: in an object of its arguments, or held by a module below."""
+        busy, self._local.busy = self._local.busy, True
+        try:
+            with self._lock, NoFunctions():
+                place = layout(tensor)
+                if (there := hanging.get(place)) is not None:
+                    slot = there[0]
+                    frame.reads.append(slot)
+                    number, edge, _ = self._sight(tensor, slot, frame)
+                    frame.refs.append(Ref(slot, number, edge))
+                    return slot
+                for slot, item in tensors_of(frame.module):
+                    if layout(item) == place:
+                        held = Held(slot, item, *home_of(frame.module, slot[6:]))
+                        held.seen = Ref(slot, *self._sight(item, slot, frame, parameter=True)[:2])
+                        held.version = None if item.is_inference() else item._version
+                        held.remember(item)
+                        frame.refs.append(held.seen)
+                        if frame.known.entries is not None:
+                            frame.known.entries.append(held)
+                        return slot
+        finally:
+            self._local.busy = busy
+        return ""
+
+    def _read(self, frame: _Frame, where: str) -> None:
+        """Record a tensor that hangs in an object of this call's arguments as an input of the call."""
+        if any(ref.slot == where for ref in frame.refs):
+            return
+        for slot, watched in frame.objects:
+            if where.startswith(slot) and (tensor := watched.get(where[len(slot) :])) is not None:
+                number, edge, _ = self._sight(tensor, where, frame)
+                frame.refs.append(Ref(where, number, edge))
+                return
 
     def _met_compiled(self) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
         for frame in self._local.stack:
-            if frame.recorder is not None:
+            if frame.recorder is not None and frame.recorder.listening:
                 frame.recorder.abandon("runs compiled code")
 
-    def _programs_of(self, frame: _Frame, leaf: bool, error: str) -> tuple[str, str]:
+    def _program_of(self, frame: _Frame, error: str) -> tuple[str, str]:
         """(program id, why there is none) of a call that ends now."""
-        if not leaf:
-            if frame.recorder is not None and frame.signature is not None:
-                frame.recorder.abandon()
-                self._signatures[frame.signature] = ("", "calls other modules")
-            return "", ""
         recorder = frame.recorder
         if frame.note:
             return "", frame.note
         if recorder is None:
             if frame.signature is None:
-                off = not self.session.options.programs or self.session.options.keep != "full"
-                return "", "programs were not recorded" if off else "called none of its modules; recorded from its next call on"
-            return self._signatures.get(frame.signature, ("", "first seen when elements were no longer kept"))
+                return "", "programs were not recorded"
+            ran = self._signatures.get(frame.signature) or _Ran("", "first seen when elements were no longer kept")
+            return ran.program, ran.reason
         if error:
             recorder.abandon()
             return "", "the call raised"
@@ -817,11 +901,12 @@ class Listener:
         self.programs_recorded += 1
         self.programs_s += time.perf_counter() - frame.started
         if recording.program is None:
-            result = ("", recording.reason)
+            result = _Ran("", recording.reason)
         else:
             program = recording.program
             if program.id not in self._programs:
                 self._programs.add(program.id)
+                frame.known.programs += 1
                 constants = tuple(
                     self._sight(t, f"constant.{i}", frame)[0] for i, t in enumerate(recording.constants)
                 )  # fmt: skip
@@ -830,10 +915,12 @@ class Listener:
                         msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in constants))
                     )
                 )
-            result = (program.id, "")
+            result = _Ran(program.id, "", tuple(frame.reads))
         assert frame.signature is not None
         self._signatures[frame.signature] = result
-        return result
+        if frame.family is not None:
+            self._families[frame.family].append(result)
+        return result.program, result.reason
 
     def _emit(self, action: Callable[[], None]) -> None:
         if self._ring is not None and self._ring.pending:

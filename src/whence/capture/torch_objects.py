@@ -33,6 +33,7 @@ class Watched:
         self.sizes: list[tuple[Any, int]] = []
         self._descend(value, "", 0)
         self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
+        self._form: int | None = None
 
     def _descend(self, value: Any, path: str, depth: int) -> None:
         if depth > NESTING or len(self.sizes) > BOXES:
@@ -64,6 +65,17 @@ class Watched:
             return None, -1
         return weakref.ref(item), (-1 if item.is_inference() else item._version)
 
+    @property
+    def form(self) -> int:
+        """A number that is another one whenever a tensor of it has another shape than before, as of the last look."""
+        if self._form is None:
+            self._form = hash(tuple((path, tuple(tensor.shape)) for path, tensor in self.items()))
+        return self._form
+
+    def get(self, path: str) -> Any:
+        """The tensor at this path, None when there is none."""
+        return next((tensor for where, tensor in self.items() if where == path), None)
+
     def items(self) -> Iterator[tuple[str, Any]]:
         """(path, tensor) of everything it holds now."""
         for box, key, path in self.places:
@@ -83,7 +95,7 @@ class Watched:
         if any(len(box) != size for box, size in self.sizes):
             before = {path: seen for (_, _, path), seen in zip(self.places, self.last)}
             self.walk(value)
-        out = []
+        out: list[tuple[str, Any, bool]] = []
         for i, (box, key, path) in enumerate(self.places):
             item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
             if not isinstance(item, torch.Tensor):
@@ -96,6 +108,8 @@ class Watched:
                 self.last[i] = (weakref.ref(item), now)
             elif unversioned and now == -1:
                 out.append((path, item, False))
+        if out:
+            self._form = None
         return out
 
 

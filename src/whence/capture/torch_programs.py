@@ -77,7 +77,7 @@ _WATCHED = {"to", "float", "type", "type_as", "__set__"} | _WIDENING | _NUMBERS_
 
 
 class Recording(NamedTuple):
-    """What came of recording one region: a program with the tensors of its constants, in order, or the reason why there is none.
+    """What came of recording one call: a program with the tensors of its constants, in order, or the reason why there is none.
 
     program.constants is empty: whoever stores the constants puts their record ids there (msgspec.structs.replace).
     """
@@ -139,7 +139,7 @@ def _draws(facts: _Facts, named: dict[str, Any]) -> bool:
     return bool(chance) and training is not False
 
 
-def _layout(tensor: Any) -> tuple[Any, ...]:
+def layout(tensor: Any) -> tuple[Any, ...]:
     """What a tensor is recognised by while its storage lives. A lazy conjugate is another tensor over the same memory."""
     return (
         tensor.untyped_storage()._cdata,
@@ -180,14 +180,18 @@ class _Function(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Recorder:
-    """Records what runs inside its `with` block.
+    """Records what runs inside its `with` block, the calls of other modules left out (`pause` before them, `resume` after).
 
-    inputs, params: the tensors that are visible to the region, by slot ("input.0", "input.hidden_states", "param.weight",
+    inputs, params: the tensors that are visible to the call, by slot ("input.0", "input.hidden_states", "param.weight",
     "param.running_mean"); a tensor that is both is an input. casts: listen at the torch-function level too; False for code that
-    asks `has_torch_function` and would decide otherwise while someone listens (`asks_for_listeners`).
+    asks `has_torch_function` and would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
+    tensor that is visible in another way (it hangs in a cache, it is a parameter of a module below), "" when it is not.
     """
 
-    def __init__(self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]], *, casts: bool = True) -> None:
+    def __init__(
+        self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]], *, casts: bool = True,
+        find: Callable[[Any], str] | None = None,
+    ) -> None:  # fmt: skip
         self._reason = ""
         self._over = False
         self._entered: list[Any] = []
@@ -209,7 +213,14 @@ class Recorder:
         self._fixed: set[tuple[int, int, int]] = set()
         self._grad: set[str] = set()
         self._guarded = False
-        self._inputs = tuple(slot for slot, _ in inputs)
+        self._find = find
+        self._hole = ""
+        self._calls: list[tuple[int, int]] = []
+        self._handed: list[tuple[str, Operand, Operand]] = []
+        self._given: dict[tuple[Any, ...], str] = {}
+        self._same: list[tuple[str, str]] = []
+        self._replaced: set[int] = set()
+        self._inputs: list[str] = []
         self._shapes: list[tuple[int, ...]] = []
         self._input_dtypes: list[str] = []
         self._params: dict[tuple[Any, ...], Any] = {}
@@ -230,10 +241,7 @@ class Recorder:
             if self._autocast and torch.is_inference_mode_enabled():
                 # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
                 self._give_up("autocast under inference_mode cannot be listened to without changing it")
-            if not self._over:
-                for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
-                    mode.__enter__()
-                    self._entered.append(mode)
+            self.resume()
         except Exception as error:  # noqa: BLE001 - as above
             self._broke("starting to listen", error)
             while self._entered:
@@ -255,10 +263,106 @@ class Recorder:
         while self._entered and self._on_top(self._entered[-1]):
             self._entered.pop().__exit__(None, None, None)
 
+    # ---- calls of other modules: their own business, their tensors are what this call is judged by
+
+    @property
+    def listening(self) -> bool:
+        """Are modes of this recorder around what runs now?"""
+        return bool(self._entered)
+
+    def pause(self) -> None:
+        """Another module is called next: take the modes off."""
+        while self._entered and self._on_top(self._entered[-1]):
+            self._entered.pop().__exit__(None, None, None)
+        if self._entered:
+            self._give_up("calls a module inside a mode of its own")
+
+    def resume(self) -> None:
+        """Listen (again)."""
+        if not self._over and not self._entered:
+            for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
+                mode.__enter__()
+                self._entered.append(mode)
+
+    def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this call's own operators."""
+        if self._over:
+            return
+        try:
+            self._given = {}
+            for slot, tensor in tensors:
+                operand = self._boundary(tensor)
+                self._given[layout(tensor)] = f"{k}:{slot}"
+                # What is written in place later must not change what the child was given.
+                copy = {"op": [len(self._operations), 0]}
+                if "hole" not in operand:
+                    self._operations.append(("aten.clone.default", (operand,), {}, None, None))
+                self._handed.append((f"{k}:{slot}", operand, copy))
+            self._calls.append((k, len(self._operations)))
+        except _Stop:
+            pass
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broke("looking at what a module was given", error)
+
+    def child_leaves(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Child number k is over and left these tensors (outputs, and what it changed): inputs "k:slot" of what follows."""
+        if self._over:
+            return
+        try:
+            for slot, tensor in tensors:
+                if not self._is_plain(tensor):
+                    continue
+                key = layout(tensor)
+                if slot.startswith("mutated"):
+                    self._poison(key[0], "a module changed memory that this is a view of")
+                elif key in self._given:
+                    self._same.append((self._given[key], f"{k}:{slot}"))
+                if self._operand.pop(key, None) is not None:
+                    self._replaced.add(key[0])
+                    self._owners.pop(key[0], None)
+                self._new_input(f"{k}:{slot}", tensor)
+        except _Stop:
+            pass
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broke("looking at what a module returned", error)
+
+    def _boundary(self, tensor: Any) -> Operand:
+        if not self._is_plain(tensor):
+            return {"hole": f"hands on a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}"}
+        operand = self._ref(tensor)
+        self._check_written(tensor)
+        return operand
+
+    @staticmethod
+    def _is_plain(tensor: Any) -> bool:
+        return tensor.layout is torch.strided and tensor.dtype in NAMES and not hasattr(tensor, "__tensor_flatten__")
+
+    def _new_input(self, slot: str, tensor: Any) -> Operand:
+        self._plain(tensor, slot)
+        operand = {"in": len(self._inputs)}
+        self._inputs.append(slot)
+        self._shapes.append(tuple(tensor.shape))
+        if tensor.requires_grad:
+            self._grad.add(slot)
+        self._input_dtypes.append(NAMES.get(tensor.dtype, ""))
+        if self._base is None and tensor.is_floating_point():
+            self._base = tensor.dtype
+        self._adopt(tensor, operand)
+        self._pinned.discard(layout(tensor))
+        return operand
+
+    def _poison(self, storage: int, reason: str) -> None:
+        """Nothing is known any more of the tensors over this memory."""
+        for key in self._operand:
+            if key[0] == storage:
+                self._operand[key] = {"hole": reason}
+        self._owners.pop(storage, None)
+
     def finish(self, outputs: Sequence[tuple[str, Any]]) -> Recording:
         """The program that computes `outputs` (slot, tensor after the call) from inputs and params, or the reason why there is none.
 
-        A tensor the region changed is given as an output too ("mutated.input.0", tensor after the call).
+        A tensor the call changed is given as an output too ("mutated.input.0", tensor after the call). What other modules were
+        given are outputs as well. An output that cannot be followed is left out where there are others between modules.
         """
         program: Program | None = None
         if not self._reason:
@@ -301,23 +405,22 @@ class Recorder:
     # ---- tensors at the boundary
 
     def _adopt_boundary(self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]]) -> None:
-        for place, (slot, tensor) in enumerate(inputs):
-            self._plain(tensor, slot)
-            self._shapes.append(tuple(tensor.shape))
-            if tensor.requires_grad:
-                self._grad.add(slot)
-            self._input_dtypes.append(NAMES.get(tensor.dtype, ""))
-            self._adopt(tensor, {"in": place})
+        for slot, tensor in inputs:
+            self._new_input(slot, tensor)
         for slot, tensor in params:
-            self._plain(tensor, slot)
-            self._adopt(tensor, {"param": slot})
-            if tensor.requires_grad:
-                self._grad.add(slot)
-            self._param_extents.update(tensor.shape)
-            self._params[_layout(tensor)] = tensor
-        for _, tensor in itertools.chain(inputs, params):
-            if self._base is None and tensor.is_floating_point():
-                self._base = tensor.dtype
+            self._new_param(slot, tensor)
+
+    def _new_param(self, slot: str, tensor: Any) -> Operand:
+        self._plain(tensor, slot)
+        operand = {"param": slot}
+        self._adopt(tensor, operand)
+        if tensor.requires_grad:
+            self._grad.add(slot)
+        self._param_extents.update(tensor.shape)
+        self._params[layout(tensor)] = tensor
+        if self._base is None and tensor.is_floating_point():
+            self._base = tensor.dtype
+        return operand
 
     def _plain(self, tensor: Any, what: str) -> None:
         if hasattr(tensor, "__tensor_flatten__"):
@@ -328,7 +431,7 @@ class Recorder:
             self._stop(f"{what} has the dtype {tensor.dtype}")
 
     def _adopt(self, tensor: Any, operand: Operand) -> None:
-        key = _layout(tensor)
+        key = layout(tensor)
         owners = self._owners.setdefault(self._hold(tensor, key[0]), [])
         if key in self._operand:
             return
@@ -352,10 +455,16 @@ class Recorder:
     def _ref(self, tensor: Any) -> Operand:
         if hasattr(tensor, "__tensor_flatten__"):
             self._stop(f"works on a {type(tensor).__name__}, not a plain tensor")
-        key = _layout(tensor)
+        key = layout(tensor)
         found = self._operand.get(key)
         if found is None:
-            return self._provenance(tensor, key)
+            found = self._provenance(tensor, key)
+            if "hole" in found:
+                self._hole = self._hole or found["hole"]
+            return found
+        if "hole" in found:
+            self._hole = self._hole or found["hole"]
+            return found
         if not tensor.is_inference():
             version, epoch = self._sight.get(key, (-1, -1))
             if epoch != self._epoch.get(key[0], 0):  # not seen since it was made or last written
@@ -385,9 +494,16 @@ class Recorder:
                 ):
                     kwargs = {"dtype": {"dtype": NAMES[tensor.dtype]}}
                     return self._emit("aten._to_copy.default", (self._operand[layout],), kwargs, tensor, key)
+        slot = self._find(tensor) if self._find is not None else ""
+        if slot:
+            return self._new_param(slot, tensor) if slot.startswith("param") else self._new_input(slot, tensor)
         shape = tuple(tensor.shape)
-        self._stop(f"reads a tensor that is neither an input, a parameter nor made inside ({tensor.dtype} {shape})")
-        raise AssertionError  # not reached
+        return self._unknown(tensor, key, f"reads a tensor that is neither an input, a parameter nor made inside ({tensor.dtype} {shape})")
+
+    def _unknown(self, tensor: Any, key: tuple[Any, ...], reason: str) -> Operand:
+        self._operand[key] = {"hole": reason}
+        self._hold(tensor, key[0])
+        return self._operand[key]
 
     def _emit(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Any, key: tuple[Any, ...]) -> Operand:
         self._operations.append((name, args, kwargs, None, None))
@@ -478,16 +594,15 @@ class Recorder:
             exclude = exclude.remove(torch._C._parse_dispatch_key(key))
         return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
 
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[_Facts, dict[str, Any], tuple[Any, ...], dict[str, Any]]:
+    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[_Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
         if not isinstance(func, torch._ops.OpOverload):
             self._stop(f"calls compiled code or a higher-order operator ({func})")
         facts = _facts(func)
         named = dict(zip(facts.positional, args))
         named.update(kwargs)
-        if _draws(facts, named):
-            self._stop(f"draws random numbers ({facts.name})")
-        if facts.base == "lift_fresh" and _layout(args[0]) not in self._operand:
-            self._constant(args[0])
+        self._hole = ""
+        if facts.base == "lift_fresh" and (key := layout(args[0])) not in self._operand:
+            self._constant(args[0], key)
         if facts.base == "set_" or facts.base.startswith("resize"):
             self._stop(f"replaces the memory of a tensor ({facts.name})")
         encoded = tuple(self._encode(a) for a in args)
@@ -496,21 +611,23 @@ class Recorder:
             for name, value in named.items():
                 if name not in facts.writes:
                     self._check_written(value)
-        return facts, named, encoded, encoded_kwargs
+        hole = f"draws random numbers ({facts.name})" if _draws(facts, named) else self._hole
+        return facts, named, encoded, encoded_kwargs, hole
 
     def _check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):
             if tensor.numel() and tensor.untyped_storage()._cdata in self._unwritten:
                 self._stop("a tensor changed without an operator that wrote it (memory made by `empty` is read)")
 
-    def _constant(self, tensor: Any) -> None:
+    def _constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
         if self._guarded:
             self._stop("makes a tensor from Python data after reading a number from a tensor")
         self._plain(tensor, "a constant")
         if tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
-            self._stop(f"makes a tensor of {tensor.numel() * tensor.element_size()} bytes from Python data (at most {MAX_CONSTANT_BYTES})")
-        key = _layout(tensor)
-        if tensor.dtype is torch.float32:
+            size = f"{tensor.numel() * tensor.element_size()} bytes"
+            self._unknown(tensor, key, f"makes a tensor of {size} from Python data (at most {MAX_CONSTANT_BYTES})")
+            return
+        if tensor.dtype is torch.float32 and tensor.numel():
             self._pinned.add(key)  # float32 by default in a 16-bit run too
         self._operand[key] = {"const": len(self._constants)}
         self._constants.append(tensor.detach().clone())
@@ -524,11 +641,15 @@ class Recorder:
         return [t for name in names for t in tensors_in(named.get(name))]
 
     def _after(
-        self, func: Any, args: Any, kwargs: Any, out: Any, facts: _Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any
-    ) -> None:
+        self, func: Any, args: Any, kwargs: Any, out: Any, facts: _Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any,
+        hole: str,
+    ) -> None:  # fmt: skip
         name = facts.name
         outs = list(tensors_in(out))
         written = self._written(facts, named)
+        if hole:
+            self._lost(out, outs, written, hole)
+            return
         place = len(self._operations)
         guard = None
         if not outs and not written:
@@ -547,6 +668,10 @@ class Recorder:
             for storage in {t.untyped_storage()._cdata for t in written}:
                 if len(self._owners.get(storage, ())) > 1:
                     self._stop("writes into memory that two of its inputs or parameters share")
+                if storage in self._replaced:
+                    kept = {key: self._operand.get(key) for key in map(layout, written)}
+                    self._poison(storage, "a view of a tensor that a module handed on and that was written since")
+                    self._operand.update({key: operand for key, operand in kept.items() if operand is not None})
                 self._epoch[storage] = self._epoch.get(storage, 0) + 1
                 self._unwritten.discard(storage)
             self._notes.add("in-place")
@@ -557,7 +682,7 @@ class Recorder:
         for j, tensor in enumerate(outs):
             if hasattr(tensor, "__tensor_flatten__"):
                 self._stop(f"makes a {type(tensor).__name__}, not a plain tensor")
-            key = _layout(tensor)
+            key = layout(tensor)
             operand = {"op": [place, j]}
             fresh = key[0] not in self._alive
             if fresh:
@@ -574,6 +699,16 @@ class Recorder:
                 self._sight.pop(key, None)
             else:
                 self._see(tensor, key)
+
+    def _lost(self, out: Any, outs: list[Any], written: list[Any], reason: str) -> None:
+        """An operator on something unknown, or a random one: what it makes is unknown, and what it writes from now on."""
+        if out is not None and not outs and not written:
+            self._stop(reason)  # a number: what the code does next may rest on it
+        for tensor in written:
+            self._poison(tensor.untyped_storage()._cdata, reason)
+            self._unwritten.discard(tensor.untyped_storage()._cdata)
+        for tensor in outs:
+            self._unknown(tensor, layout(tensor), reason)
 
     @staticmethod
     def _size_depends_on_data(facts: _Facts, named: dict[str, Any]) -> bool:
@@ -598,7 +733,7 @@ class Recorder:
         floats = [t for value in named.values() for t in tensors_in(value) if t.is_floating_point()]
         if not floats:
             return True  # int -> float: positions, counts
-        pins = [t for t in floats if t.dtype is torch.float32 and _layout(t) in self._pinned]
+        pins = [t for t in floats if t.dtype is torch.float32 and layout(t) in self._pinned]
         return bool(pins) and (any(t.dim() for t in pins) or not any(t.dim() for t in floats))
 
     def _cast(self, facts: _Facts, encoded: Any, named: dict[str, Any], outs: list[Any]) -> bool:
@@ -606,21 +741,21 @@ class Recorder:
         source, result = named.get("self"), outs[0] if outs else None
         if self._base is not torch.float32 or source is None or result is None or result.dtype is not torch.float32:
             return False
-        if _layout(source) == _layout(result):
+        if layout(source) == layout(result):
             # `to` that moved nothing (it is an operator under inference_mode only): the torch-function level tells which way it goes.
-            self._operand[_layout(result)] = encoded[0]
+            self._operand[layout(result)] = encoded[0]
             return True
         if source.dtype is not torch.bool:
             return False
         # 0 and 1 are exact in any dtype, so only `.float()` asks for float32; a mask cast `.to(x.dtype)` follows the working dtype.
-        key = _layout(result)
+        key = layout(result)
         self._emit("whence.cast", (encoded[0], {"dtype": "float32"}, "up" if self._explicit else "back"), {}, result, key)
         (self._pinned.add if self._explicit else self._pinned.discard)(key)
         return True
 
     def _cast_point(self, tensor: Any, way: str) -> None:
         """A cast of float32 to float32. way: "up" (stays float32 in 16 bit), "back" (to the working dtype), "" (by turns)."""
-        key = _layout(tensor)
+        key = layout(tensor)
         pinned = key in self._pinned
         way = way or ("back" if pinned else "up")
         if pinned == (way == "up"):
@@ -676,7 +811,7 @@ class Recorder:
         operand = args[0] if args else kwargs.get("input")
         if given != [torch.float32] or not isinstance(operand, torch.Tensor) or operand.dtype is not torch.float32:
             return None
-        key = _layout(operand)
+        key = layout(operand)
         if key in self._pinned:
             return None
         known = self._ref(operand)
@@ -694,23 +829,30 @@ class Recorder:
         others = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, torch.Tensor)]
         if others:
             # `h.type_as(x)` after `h = x.float()`: x is h's own tensor, and what is meant is x before it was widened.
-            self._cast_point(tensor, "up" if _layout(others[0]) in self._pinned - self._raised else "back")
+            self._cast_point(tensor, "up" if layout(others[0]) in self._pinned - self._raised else "back")
         elif any(isinstance(v, torch.dtype) for v in (*args[1:], *kwargs.values())):
             self._cast_point(tensor, _way(sys._getframe(3)))
 
     # ---- writing the program
 
     def _program(self, outputs: Sequence[tuple[str, Any]]) -> Program:
-        operands: list[tuple[str, Operand]] = []
+        whole = not self._calls  # of a call between whose operators others lie, each output stands for itself
+        in_place = "in-place" in self._notes
+        operands = [(slot, copy if in_place and "hole" not in operand else operand) for slot, operand, copy in self._handed]
         for slot, tensor in outputs:
-            self._plain(tensor, slot)
-            key = _layout(tensor)
-            if key not in self._operand and key[0] not in self._owners and key[0] not in self._alive:
-                self._stop(f"returns a tensor that is neither an input, a parameter nor made inside ({tensor.dtype} {tuple(tensor.shape)})")
-            operands.append((slot, self._ref(tensor)))
-            self._check_written(tensor)
+            if whole:
+                self._plain(tensor, slot)
+            known = layout(tensor) in self._operand
+            operand = self._boundary(tensor)
+            if whole and "hole" in operand:
+                self._stop(operand["hole"] if known else operand["hole"].replace("reads", "returns", 1))
+            operands.append((slot, operand))
+        lost = tuple((slot, operand["hole"]) for slot, operand in operands if "hole" in operand)
+        operands = [(slot, operand) for slot, operand in operands if "hole" not in operand]
+        if not operands:
+            self._stop(lost[0][1] if lost else "returns no tensor")
         guarded = any(op[3] is not None for op in self._operations)
-        keep = self._live([o for _, o in operands]) if "in-place" not in self._notes else set(range(len(self._operations)))
+        keep = set(range(len(self._operations))) if in_place else self._live([o for _, o in operands])
         number = {old: new for new, old in enumerate(sorted(keep))}
         used = _Used()
         written = []
@@ -722,9 +864,12 @@ class Recorder:
             used.walk(kwargs)
         used.walk([o for _, o in operands])
         fixed = self._fixed_extents(any(self._takes_sizes(self._operations[old][4]) for old in keep))
-        used.inputs.update(k for k, _, _ in fixed)
-        agreeing = self._agreements()
-        used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
+        agreeing = self._agreements(None if whole else used.inputs)
+        if whole:
+            used.inputs.update(k for k, _, _ in fixed)
+            used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
+        else:
+            fixed = {f for f in fixed if f[0] in used.inputs}
         places = {old: new for new, old in enumerate(sorted(used.inputs))}
         constants = {old: new for new, old in enumerate(sorted(used.constants))}
         self._constants = [self._constants[old] for old in sorted(used.constants)]
@@ -745,8 +890,11 @@ class Recorder:
             inference=inference,
             grad=tuple(sorted(self._grad & used_slots)) if inference else (),
             notes=tuple(sorted((self._notes - {"inference"}) | ({"guard"} if guarded else set()))),
+            calls=tuple((k, sum(1 for old in keep if old < at)) for k, at in self._calls),
+            same=tuple(pair for pair in self._same if pair[1] in used_slots),
+            lost=lost,
         )
-        digest = xxhash.xxh3_128(msgspec.json.encode(program, order="sorted"))
+        digest = xxhash.xxh3_128(msgspec.json.encode(msgspec.structs.replace(program, lost=()), order="sorted"))
         for constant in self._constants:
             digest.update(f"{constant.dtype}{tuple(constant.shape)}".encode())
             digest.update(canonical(constant).tobytes())
@@ -810,11 +958,16 @@ class Recorder:
             self._fixed.update((k, axis, self._shapes[k][axis]) for k, a, b in pairs for axis in (a, b))
         return value
 
-    def _agreements(self) -> set[tuple[int, int, int, int]]:
-        """Extents that were equal: code that cuts one input to the length of another leaves no operator where they agree already."""
+    def _agreements(self, among: set[int] | None) -> set[tuple[int, int, int, int]]:
+        """Extents that were equal: code that cuts one input to the length of another leaves no operator where they agree already.
+
+        among: inputs to look at, None for all.
+        """
         first: dict[int, tuple[int, int]] = {}
         found = set()
         for k, shape in enumerate(self._shapes):
+            if among is not None and k not in among:
+                continue
             for axis, n in enumerate(shape):
                 if n > 1 and first.setdefault(n, (k, axis)) != (k, axis):
                     found.add((*first[n], k, axis))
@@ -917,12 +1070,8 @@ def compiled_inside(module: Any) -> str:
     forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
     reachable = getattr(forward, "__globals__", {})
     for name in _names(module):
-        for value in (reachable.get(name), module.__dict__.get(name), module._modules.get(name)):
-            if value is None:
-                continue
-            if hasattr(value, "_torchdynamo_orig_callable") or "_orig_mod" in getattr(value, "_modules", {}):
-                return name
-            if isinstance(value, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+        for value in (reachable.get(name), module.__dict__.get(name)):  # its modules are calls of their own
+            if hasattr(value, "_torchdynamo_orig_callable") or isinstance(value, torch.jit.ScriptFunction):
                 return name
     return ""
 

@@ -8,8 +8,9 @@ from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
+from whence.judge.whole import measure as whole
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled",
-    "error_of", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "rounded", "unit_roundoff",
+    "error_of", "grow", "judge_leaf", "judge_region", "local", "parameters", "pool", "rounded", "unit_roundoff", "whole",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ class Limits:
     slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
     and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
     of them is the bias transcendental kernels have against each other. pooled: z of the scale over all siblings together.
+    whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 
@@ -35,6 +36,8 @@ class Limits:
     value: float = 6.0
     effect: float = 3e-6
     pooled: float = 4.5
+    whole: float = 8.0
+    whole_z: float = 24.0
     precision_rho: float = 8.0
     certain: float = 4.0
     suspect: float = 0.7

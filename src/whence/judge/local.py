@@ -29,7 +29,10 @@ class Local:
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
     z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. mismatch: elements that are non-finite on one side only.
+    error_rel, floor_rel: ||y - r|| / ||r|| and E0 / ||r||. With g what the reference made and r_g the wide replay on its inputs,
+    y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by the reference:
+    inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known. mismatch: elements that are
+    non-finite on one side only. whole: of a stretch of computation of which only the ends are seen (judge.whole).
     integer_mismatch: for exact dtypes, elements that agree with neither replay.
     """
 
@@ -41,13 +44,17 @@ class Local:
     error_rel: float = 0.0
     floor_rel: float = 0.0
     inherited_rel: float | None = None
+    reference_rel: float | None = None
     mismatch: int = 0
     integer_mismatch: int = 0
     u: float = 0.0
+    whole: bool = False
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
         s, gate = self.structure, limits.effect
+        if self.whole:
+            return {"rho": self.rho / limits.whole, "z": self.z / limits.whole_z}
         rho, z = limits.for_dtype(self.u)
         return {
             "rho": self.rho / rho,
@@ -58,6 +65,15 @@ class Local:
             "shift": s.shift / limits.shift if s.shift_effect >= gate else 0.0,
             "value": s.value / limits.value if s.value_effect >= gate else 0.0,
         }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the error between both sides, the share that was inherited, introduced by the target and by the reference (squared norms)."""
+        if self.inherited_rel is None or self.reference_rel is None:
+            return {}
+        parts = {"inherited": self.inherited_rel**2, "target": self.error_rel**2, "reference": self.reference_rel**2}
+        total = sum(parts.values())
+        return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
 
     @property
     def structured(self) -> bool:
@@ -72,6 +88,7 @@ def measure(
     *,
     reduction_length: int = 1,
     reference: Array | None = None,
+    reference_wide: Array | None = None,
     limits: Limits = LIMITS,
 ) -> Local:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
@@ -79,7 +96,8 @@ def measure(
     output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
     working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
     reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
-    reference: the reference's output, for the share of error that was inherited. All of one shape.
+    reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
+    for the shares of the error. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -88,35 +106,38 @@ def measure(
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
         return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
-    y, r = _flat(output), _flat(wide)
-    w = _flat(working if dtypes.of(working).name == kind.name else _rounded(working, kind))
-    keep, mismatch = _comparable(y, r, w, kind.max_finite or math.inf)
-    g = _flat(reference) if reference is not None and reference.size == output.size else None
+    y, r = flat(output), flat(wide)
+    w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
+    keep, mismatch = comparable(y, r, w, kind.max_finite or math.inf)
+    g = flat(reference) if reference is not None and reference.size == output.size else None
+    again = flat(reference_wide) if reference_wide is not None and g is not None else r
     if not keep.all():
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
-        if g is not None:
-            g = np.where(keep & np.isfinite(g) & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf)), g, 0.0)
+    if g is not None:
+        known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
+        if not known.all():
+            g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
         return Local(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
-    e, f, size = y - r, w - r, _norm(r)
-    error, own = _norm(e), _norm(f)
+    e, f, size = y - r, w - r, norm(r)
+    error, own = norm(e), norm(f)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
     floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size)
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
-    z, at = _worst(e, f, r, u, size, last)
-    inherited = None
+    z, at = worst(e, f, r, u, size, last)
+    inherited = by_reference = None
     if g is not None:
-        base = _norm(g)
-        inherited = _norm(r - g) / base if base > 0 else (0.0 if size == 0 else math.inf)
+        base = norm(g)
+        inherited, by_reference = (x / base if base > 0 else (0.0 if x == 0 else math.inf) for x in (norm(r - again), norm(g - again)))
     if mismatch:
-        bad = ~(keep | _same_sentinel(_flat(output), _flat(wide), kind.max_finite or math.inf))
+        bad = ~(keep | same_sentinel(flat(output), flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
     index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     local = Local(
         0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
-        floor / size if size else 0.0, inherited, mismatch, u=u,
+        floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
     )  # fmt: skip
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
 
@@ -135,23 +156,23 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     return weaker(found, structure(y - np.where(np.isfinite(once), once, w), r, last))
 
 
-def _norm(x: F64) -> float:
+def norm(x: F64) -> float:
     """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
     return math.sqrt(float(np.einsum("i,i->", x, x)))
 
 
-def _flat(array: Array) -> F64:
+def flat(array: Array) -> F64:
     if np.iscomplexobj(array):
         return np.ascontiguousarray(array.astype(np.complex128)).reshape(-1).view(np.float64)
     return array.astype(np.float64).reshape(-1)
 
 
-def _rounded(array: Array, kind: dtypes.DType) -> Array:
+def rounded(array: Array, kind: dtypes.DType) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(kind.numpy)
 
 
-def _same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
+def same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
     limit = _SENTINEL * big
     with np.errstate(invalid="ignore"):
         both = (np.abs(a) >= limit) & (np.abs(b) >= limit) & (np.signbit(a) == np.signbit(b))
@@ -159,7 +180,7 @@ def _same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
+def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
     """(elements that are ordinary numbers on all sides, how many are not although the replay says they should be).
 
     A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may overflow where the wide one does not.
@@ -169,14 +190,14 @@ def _comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool
         fine = (np.abs(y) < limit) & (np.abs(r) < limit) & (np.abs(w) < limit)
     if fine.all():
         return fine, 0
-    wrong = ~fine & ~_same_sentinel(y, r, big) & ~_same_sentinel(y, w, big)
+    wrong = ~fine & ~same_sentinel(y, r, big) & ~same_sentinel(y, w, big)
     # The wide and the working replay disagree, the target agrees with neither: finite target next to an overflowing replay is fine.
     with np.errstate(invalid="ignore"):
         wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
     return fine, int(np.count_nonzero(wrong))
 
 
-def _worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[float, int]:
+def worst(e: F64, f: F64, r: F64, u: float, size: float, last: int) -> tuple[float, int]:
     """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index."""
     rows, square = f.reshape(-1, last), None
     square = rows * rows

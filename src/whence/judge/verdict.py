@@ -63,8 +63,12 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
     numbers |= {
         "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.structure.slope, "slope_z": _finite(worst.structure.slope_z),
         "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
+        "reference_rel": worst.reference_rel,
     }  # fmt: skip
     said = words.of_local(worst)
+    if worst.whole:
+        numbers["whole"] = 1.0
+    numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
     score = worst.score
 
     def verdict(name: str, sentence: str, confidence: str = "", cause: str = "") -> Verdict:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from whence.judge.growth import Growth
-from whence.judge.limits import LIMITS
 from whence.judge.local import Local
 
 
@@ -15,8 +14,9 @@ def of_local(local: Local) -> str:
         return f"{local.integer_mismatch} elements differ from what the reference's operators give on the same inputs"
     if local.mismatch:
         return f"{local.mismatch} elements are NaN, Inf or finite where the reference's operators on the same inputs say otherwise"
-    parts = [f"{local.rho:.3g} times this operator's own rounding"]
-    if local.z > LIMITS.for_dtype(local.u)[1] and local.z_index is not None:
+    own = "what rounding in all the calls inside makes" if local.whole else "this operator's own rounding"
+    parts = [f"{local.rho:.3g} times {own}"]
+    if local.parts()["z"] > 1 and local.z_index is not None:
         parts.append(f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding")
     over = {name for name, value in local.parts().items() if value > 1}
     s = local.structure

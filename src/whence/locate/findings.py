@@ -28,11 +28,14 @@ def order_and_taint(calls: Sequence[Call], regions: Sequence[Region], verdicts: 
     """
     tainted: set[int] = set()
     step_tainted: dict[str, int] = {}
+    sees_tainted: set[int] = set()  # containers: what one stretch sees, those after it see too
     out: list[Judged] = []
     for region in regions:
         call = calls[region.call]
         verdict = verdicts.get((region.call, region.stretch))
-        downstream = any(record in tainted for record in region.inputs)
+        downstream = region.call in sees_tainted or any(record in tainted for record in region.inputs)
+        if downstream and region.stretch >= 0:
+            sees_tainted.add(region.call)
         since = step_tainted.get(call.root)
         if since is not None and call.step > since:
             downstream = True
@@ -93,7 +96,7 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     name = call.scope or call.root
     names = dict.fromkeys(calls[m.region.call].scope or calls[m.region.call].root for m in members)
     sentence = verdict.sentence
-    if chosen.region.stretch >= 0:
+    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers:
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,

@@ -47,6 +47,10 @@ def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -
         raise ReplayRefused("program has no outputs")
     if constants < 0 or constants > MAX_OPERATIONS:
         raise ReplayRefused(f"program has {constants} constants")
+    if not all(0 <= k < MAX_OPERATIONS and 0 <= at <= len(program.operations) for k, at in program.calls):
+        raise ReplayRefused("program calls children at places that are not in it")
+    if [at for _, at in program.calls] != sorted(at for _, at in program.calls) or len({k for k, _ in program.calls}) != len(program.calls):
+        raise ReplayRefused("program calls children out of order or twice")
     for names in (program.inputs, program.params, tuple(slot for slot, _ in program.outputs)):
         if len(set(names)) != len(names) or not all(0 < len(n) <= MAX_TEXT for n in names):
             raise ReplayRefused("program has slots that are empty, too long or named twice")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,16 @@ class _Step:
     last_use: list[int] = field(default_factory=list)
 
 
+@dataclass
+class _Part:
+    """What some outputs of a program rest on: operations, inputs, params."""
+
+    outputs: frozenset[str]
+    operations: frozenset[int]
+    inputs: frozenset[int]
+    params: frozenset[str]
+
+
 class Held:
     """Parameters brought to one working dtype and layout, to be used by several runs of one program. See `Loaded.hold`."""
 
@@ -62,13 +72,15 @@ class Held:
 class Loaded:
     """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no float64 kernel"), each once.
 
-    check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise.
+    check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise. length: the largest number of
+    terms one element was summed from (matmul, linear, conv, norm, sum) in the last run.
     """
 
     def __init__(self, program: Program, constants: Sequence[Array], *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> None:
         self.program, self.max_bytes = program, max_bytes
         self.notes: list[str] = []
         self.check_note = ""
+        self.length = 1
         self._constants = [from_host(c) for c in constants]
         self.base, self.default = _floating(program.base), _floating(program.default_dtype) or torch.float32
         self._input_dtypes, self._fixed, self._same = program.input_dtypes, program.fixed, program.equal
@@ -80,20 +92,35 @@ class Loaded:
             self._steps[place].last_use = uses
         self._inference, self._grad = program.inference, frozenset(program.grad if program.inference else ())
         self._bounded: dict[Any, int] = {}
-        self._lengths: dict[tuple[tuple[int, ...], ...], int] = {}
-        self._params_seen: dict[str, tuple[int, ...]] = {}
+        self._plans: dict[tuple[str, ...], _Part] = {}
+        self._boundaries = {at: tuple(k for k, b in program.calls if b == at) for _, at in program.calls}
 
     # ---- running
 
+    def part(self, outputs: Sequence[str] | None = None) -> _Part:
+        """What these outputs (None: all) rest on."""
+        wanted = tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
+        found = self._plans.get(wanted)
+        if found is None:
+            found = self._plans[wanted] = _part(self.program, self._steps, set(wanted))
+        return found
+
+    def needs(self, output: str) -> frozenset[str]:
+        """Slots of the inputs and params that this output rests on."""
+        part = self.part((output,))
+        return part.params.union(self.program.inputs[k] for k in part.inputs)
+
+    def determined(self, there: Collection[str]) -> list[str]:
+        """The outputs for which all that they rest on is there."""
+        return [slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))]
+
     def hold(self, params: Mapping[str, Array], *, working: str = "recorded", strides: Mapping[str, tuple[int, ...]] | None = None) -> Held:
-        """The params converted once for several runs with this `working` and `strides`. Raises ReplayRefused when one is missing."""
-        missing = [s for s in self.program.params if s not in params]
-        if missing or working not in WORKING:
-            raise ReplayRefused(
-                f"the program needs {', '.join(missing[:5])}, which is not there" if missing else f"no working dtype {working!r}"
-            )
+        """The params that are there, converted once for several runs with this `working` and `strides`."""
+        if working not in WORKING:
+            raise ReplayRefused(f"no working dtype {working!r}")
         policy, layouts = _Policy(working, self.base, self.default), strides or {}
-        return Held({slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in self.program.params}, working)
+        there = [slot for slot in self.program.params if slot in params]
+        return Held({slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in there}, working)
 
     def run(
         self,
@@ -104,6 +131,8 @@ class Loaded:
         stepwise: bool = False,
         strides: Mapping[str, tuple[int, ...]] | None = None,
         convert: bool = True,
+        outputs: Sequence[str] | None = None,
+        child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None = None,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -113,45 +142,63 @@ class Loaded:
         given, for a target that really hands over another dtype); params are used as given, only widened.
         params: arrays, or what `hold` made of them for the same working dtype.
         stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
+        outputs: only these are computed, from what they need. child: called where the recording called its k-th module, if what that
+        left is not among `inputs`; takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
         Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
+        program, part = self.program, self.part(outputs)
         if not isinstance(params, Held):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
-        missing = [s for s in self.program.inputs if s not in inputs]
+        later = {slot for slot in program.inputs if slot[0].isdigit() and slot not in inputs} if child is not None else set()
+        missing = [s for k, s in enumerate(program.inputs) if k in part.inputs and s not in inputs and s not in later]
+        missing += [s for s in part.params if s not in params.tensors]
         if missing:
             raise ReplayRefused(f"the program needs {', '.join(missing[:5])}, which is not there")
-        shapes = [tuple(inputs[slot].shape) for slot in self.program.inputs]
+        there = [slot in inputs for slot in program.inputs]
+        shapes = [tuple(inputs[slot].shape) if is_there else None for slot, is_there in zip(program.inputs, there)]
         self._check_shapes(shapes)
-        layouts = strides or {}
         policy = _Policy(working, self.base, self.default)
-        ins = [
-            _laid_out(policy.input(from_host(inputs[slot]), self._dtype_of(k) if convert else ""), layouts.get(slot))
-            for k, slot in enumerate(self.program.inputs)
-        ]
+        layouts = strides or {}
+
+        def tensor(k: int, slot: str, array: Array) -> Any:
+            made = _laid_out(policy.input(from_host(array), self._dtype_of(k) if convert else ""), layouts.get(slot))
+            # A clone, since a view of a view would not hand on that it requires grad.
+            return made.clone().requires_grad_() if slot in self._grad and made.is_floating_point() else made
+
+        ins = [tensor(k, slot, inputs[slot]) if there[k] else None for k, slot in enumerate(program.inputs)]
         # What the program writes is cloned: a held parameter serves other runs too.
         held = {slot: t.clone() if ("param", slot) in self._written else t for slot, t in params.tensors.items()}
-        # A clone, since a view of a view would not hand on that it requires grad.
-        ins = [
-            t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in zip(self.program.inputs, ins)
-        ]
         held = {slot: t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in held.items()}
-        self._params_seen = {slot: tuple(held[slot].shape) for slot in self.program.params}
         key = (
-            tuple((tuple(t.shape), t.dtype) for t in ins),
-            tuple((tuple(t.shape), t.dtype) for t in held.values()),
-            stepwise,
-        )
-        execution = _Execution(self, ins, held, policy, stepwise, bounded=key in self._bounded)
+            tuple((tuple(t.shape), t.dtype) if t is not None else None for t in ins),
+            tuple((slot, tuple(t.shape), t.dtype) for slot, t in held.items()),
+            stepwise, part.outputs, child is None,
+        )  # fmt: skip
+        execution = _Execution(self, ins, held, policy, stepwise, bounded=child is None and key in self._bounded)
+
+        def enter(k: int) -> None:
+            assert child is not None
+            prefix = f"{k}:"
+            if not any(slot.startswith(prefix) for slot in later):
+                return
+            given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in program.outputs if s.startswith(prefix)}
+            left = child(k, given)
+            for place, slot in enumerate(program.inputs):
+                if slot.startswith(prefix) and slot[len(prefix) :] in left:
+                    made = ins[place] = tensor(place, slot, left[slot[len(prefix) :]])
+                    shapes[place] = execution.shapes[place] = tuple(made.shape)
+            self._check_shapes(shapes)
+
         with self._context():
-            execution.all()
-            if not execution.data_dependent:
+            execution.all(part, enter if child is not None else None)
+            if not execution.data_dependent and child is None:
                 self._bounded[key] = execution.length
-            self._lengths[tuple(shapes)] = execution.length
-            return {slot: to_host(execution.tensor(operand)) for slot, operand in self.program.outputs}
+            self.length = max(execution.length, self._bounded.get(key, 1))
+            return {slot: to_host(execution.tensor(operand)) for slot, operand in program.outputs if slot in part.outputs}
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
@@ -160,43 +207,20 @@ class Loaded:
         with mode, torch.autocast("cpu", enabled=False):
             yield
 
-    def reduction_length(self, inputs: Mapping[str, tuple[int, ...]], params: Mapping[str, tuple[int, ...]] | None = None) -> int:
-        """The largest number of terms one output element is summed from (matmul, linear, conv, norm, sum), for inputs of these shapes.
-
-        params: shapes of the parameters; those of the last run when not given. 1 when nothing is summed. Worked out on shapes only.
-        """
-        seen = self._lengths.get(tuple(tuple(inputs[slot]) for slot in self.program.inputs if slot in inputs))
-        if seen is not None:
-            return seen
-        known = dict(params or self._params_seen)
-        try:
-            ins = [
-                torch.empty(inputs[slot], dtype=TORCH[self._dtype_of(k) or "float32"], device="meta")
-                for k, slot in enumerate(self.program.inputs)
-            ]
-            floating = self.base or torch.float32
-            held = {slot: torch.empty(known[slot], dtype=floating, device="meta") for slot in self.program.params}
-        except KeyError as error:
-            raise ReplayRefused(f"the shape of {error} is needed") from None
-        execution = _Execution(self, ins, held, _Policy("recorded", self.base, self.default), False, bounded=False)
-        execution.meta = True
-        with torch.no_grad(), contextlib.suppress(ReplayRefused, RuntimeError, NotImplementedError, TypeError, IndexError):
-            execution.all()
-        return execution.length
-
     def _dtype_of(self, k: int) -> str:
         return self._input_dtypes[k] if k < len(self._input_dtypes) else ""
 
-    def _check_shapes(self, shapes: list[tuple[int, ...]]) -> None:
+    def _check_shapes(self, shapes: Sequence[tuple[int, ...] | None]) -> None:
+        """Those that are known (not None) must fit the recording."""
         for k, axis, extent in self._fixed:
-            if k < len(shapes) and (axis >= len(shapes[k]) or shapes[k][axis] != extent):
-                raise ReplayRefused(f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, given shape {shapes[k]}")
+            one = shapes[k] if k < len(shapes) else None
+            if one is not None and (axis >= len(one) or one[axis] != extent):
+                raise ReplayRefused(f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, given shape {one}")
         for k, axis, m, other in self._same:
-            if max(k, m) < len(shapes) and (axis >= len(shapes[k]) or other >= len(shapes[m]) or shapes[k][axis] != shapes[m][other]):
+            one, two = (shapes[k], shapes[m]) if max(k, m) < len(shapes) else (None, None)
+            if one is not None and two is not None and (axis >= len(one) or other >= len(two) or one[axis] != two[other]):
                 names = self.program.inputs
-                raise ReplayRefused(
-                    f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; given {shapes[k]} and {shapes[m]}"
-                )
+                raise ReplayRefused(f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; given {one} and {two}")
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -331,6 +355,46 @@ def _aliases(program: Program, steps: list[_Step]) -> tuple[list[set[Any]], set[
     return groups, written
 
 
+def _part(program: Program, steps: list[_Step], outputs: set[str]) -> _Part:
+    wanted = [operand for slot, operand in program.outputs if slot in outputs]
+    if any(step.writes for step in steps) or any(op.guard is not None for op in program.operations):
+        # What is written in place, or decided by a number read, may reach anything.
+        todo = list(range(len(steps)))
+    else:
+        todo = [o["op"][0] for o in wanted if "op" in o]
+    operations: set[int] = set()
+    inputs = {o["in"] for o in wanted if "in" in o}
+    params = {o["param"] for o in wanted if "param" in o}
+    while todo:
+        place = todo.pop()
+        if place in operations:
+            continue
+        operations.add(place)
+        operation = program.operations[place]
+        for operand in _mentioned([*operation.args, *operation.kwargs.values()]):
+            kind, at = next(iter(operand.items()))
+            if kind == "op":
+                todo.append(at[0])
+            elif kind == "param":
+                params.add(at)
+            elif kind in ("in", "dim"):
+                inputs.add(at if kind == "in" else at[0])
+    return _Part(frozenset(outputs), frozenset(operations), frozenset(inputs), frozenset(params))
+
+
+def _mentioned(value: Any) -> Iterator[dict[str, Any]]:
+    """Every operand in arguments, sizes that follow an input ("dim") with them."""
+    if isinstance(value, dict):
+        kind, at = next(iter(value.items()))
+        if kind in ("in", "param", "const", "op", "dim"):
+            yield value
+        elif kind == "mul":
+            yield from _mentioned(at)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _mentioned(item)
+
+
 def _last_uses(program: Program) -> dict[int, list[int]]:
     """By operation: results that nothing needs after it."""
     last: dict[int, int] = {}
@@ -371,6 +435,14 @@ class _Policy:
 
     def param(self, tensor: Any) -> Any:
         return tensor if self.recorded or self.working in _HALF else self.widened(tensor)
+
+    def constant(self, tensor: Any) -> Any:
+        if self.recorded:
+            return tensor
+        if self.working not in _HALF:
+            return self.widened(tensor)
+        # One without elements is what something grows from (a cache), in the dtype of what follows.
+        return tensor.to(self.working) if tensor.numel() == 0 and tensor.dtype is self.base else tensor
 
     def widened(self, tensor: Any) -> Any:
         if tensor.is_complex():
@@ -505,11 +577,17 @@ class _Execution:
         self.length = 1
         self.total = 0
         self.data_dependent = False
-        self.meta = False
-        self.shapes = [tuple(t.shape) for t in ins]
+        self.shapes = [tuple(t.shape) if t is not None else () for t in ins]
 
-    def all(self) -> None:
+    def all(self, part: _Part | None = None, enter: Callable[[int], None] | None = None) -> None:
+        """Run what `part` names (None: everything); `enter` is called where a child's call lies."""
+        boundaries = self.loaded._boundaries if enter is not None else {}
         for place, step in enumerate(self.loaded._steps):
+            for k in boundaries.get(place, ()):
+                enter(k)  # type: ignore[misc]
+            if part is not None and place not in part.operations:
+                self.env.append(None)
+                continue
             try:
                 self.env.append(self.step(place, step))
             except ReplayRefused:
@@ -519,20 +597,21 @@ class _Execution:
                 raise ReplayRefused(f"{step.operation.name} failed: {text}") from error
             for done in step.last_use:
                 self.env[done] = None
+        for k in boundaries.get(len(self.loaded._steps), ()):
+            enter(k)  # type: ignore[misc]
 
     def tensor(self, operand: dict[str, Any]) -> Any:
         kind, at = next(iter(operand.items()))
         if kind == "in":
+            if self.ins[at] is None:
+                raise ReplayRefused(f"the program needs {self.loaded.program.inputs[at]}, which is not there")
             return self.ins[at]
         if kind == "param":
             return self.params[at]
         if kind == "const":
             if at not in self.constants:
-                constant = self.loaded._constants[at].clone()
-                self.constants[at] = (
-                    self.policy.widened(constant) if not self.policy.recorded and self.policy.working not in _HALF else constant
-                )
-            return self.constants[at].to("meta") if self.meta else self.constants[at]
+                self.constants[at] = self.policy.constant(self.loaded._constants[at].clone())
+            return self.constants[at]
         made = self.env[at[0]]
         if made is None or at[1] >= len(made):
             raise ReplayRefused(f"malformed program: operation {at[0]} has no output {at[1]}")
@@ -556,7 +635,7 @@ class _Execution:
         if kind == "dtype":
             return TORCH[at]
         if kind == "device":
-            return torch.device("meta" if self.meta else "cpu")
+            return torch.device("cpu")
         if kind == "layout":
             return torch.strided
         if kind == "memory_format":
@@ -576,7 +655,7 @@ class _Execution:
         args, kwargs = self.dtypes(step, args, kwargs)
         named = dict(zip(step.names, args)) | kwargs
         self.length = max(self.length, stepwise.reduction_length(step.base, named))
-        if not self.bounded and not self.meta:
+        if not self.bounded:
             self.bound(step, args, kwargs)
         if self.stepwise and step.base in stepwise.WRITTEN_OUT:
             return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))

@@ -119,7 +119,9 @@ def _evidence(result: Comparison) -> Iterator[str]:
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
-        yield _row("  rests on", f"replay of {count(c.replayed, 'differing leaf call')}, two dumps for the rest; {measured}")
+        inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
+        rest = "" if c.replayed >= c.paired + c.inside else ", two dumps for the rest"
+        yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
     elif result.evidence:
         blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
         yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))

@@ -1,0 +1,90 @@
+"""Runs a whole tree of the reference's calls again: what a target that does not show the inside of a call is judged by.
+
+Compiled code, another engine, fused modules: between the tensors that both sides show lie calls that only the reference has. Their
+programs are run one after the other, in the order of the recording, each with its own parameters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes, judge
+from whence.api.sides import Side
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.records import Call
+
+Noise = np.random.Generator
+
+
+class Chain:
+    """One evaluation of calls of the reference, in one working dtype.
+
+    held: gives a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are multiplied by 1 + u xi,
+    xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state: tensors that hang in caches, by the reference's record.
+    """
+
+    def __init__(
+        self, side: Side, working: str, held: Callable[[Any, Call, str], Any], *, noise: Noise | None = None,
+        state: Mapping[int, Array] | None = None,
+    ) -> None:  # fmt: skip
+        self.side, self.working, self._held, self._noise = side, working, held, noise
+        self.state: dict[int, Array] = dict(state or {})
+        self.calls = 0
+        self.length = 1
+
+    def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
+        """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises ReplayRefused."""
+        loaded = self.side.trusted(call)
+        program = loaded.program
+        own = {r.slot: r.record for r in call.refs}
+        inputs: dict[str, Array] = {}
+        for slot in program.inputs:
+            if slot[0].isdigit():
+                continue
+            array = given.get(slot)
+            array = array if array is not None else self.state.get(own.get(slot, -1))
+            array = array if array is not None else self.side.lent(own.get(slot))
+            if array is not None:
+                inputs[slot] = array
+        there = {*inputs, *program.params, *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid))}
+        wanted = loaded.determined(there)
+        if not wanted:
+            first = min(loaded.needs(program.outputs[0][0]) - there)
+            raise ReplayRefused(f"{first} of {call.scope or call.root} is made where nothing was recorded")
+        held = self._held(loaded, call, self.working)
+        made: dict[str, Array] = loaded.run(
+            inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed)
+        )  # fmt: skip
+        self.calls += 1
+        self.length = max(self.length, loaded.length)
+        left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
+        self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)
+        return left
+
+    def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
+        """What the k-th child of `call` leaves."""
+        kids = self.side.children(call.id)
+        if k >= len(kids):
+            raise ReplayRefused(f"call {k} below {call.scope or call.root} was not recorded")
+        return self.run(self.side.run.calls[kids[k]], handed)
+
+    def leaves(self, k: int, kid: int) -> list[str]:
+        """The slots that the k-th child (call `kid`) fills in the program above it."""
+        try:
+            return [f"{k}:{slot}" for slot, _ in self.side.program(self.side.run.calls[kid]).outputs if not slot[0].isdigit()]
+        except ReplayRefused:
+            return []
+
+    def _noisy(self, array: Array) -> Array:
+        kind = dtypes.of(array)
+        if self._noise is None or not kind.is_floating or kind.kind == "complex":
+            return array
+        u = judge.unit_roundoff(self.working if self.working != "recorded" else kind.name)
+        xi: npt.NDArray[np.float64] = self._noise.uniform(-1.0, 1.0, array.shape)
+        noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
+        return noisy

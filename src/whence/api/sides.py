@@ -1,0 +1,192 @@
+"""One side of a replay: where the tensors of a call's program lie in its run, and which programs may be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from whence import align, dtypes, judge
+from whence.api.threads import Threads
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
+from whence.records import Call, Program, Run, children
+
+# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
+_CHECKS = 3
+_SENTINEL = 0.9  # of the largest finite value: what masks are filled with
+
+
+class Side:
+    """A run with its programs, each loaded once and used only after it reproduced its own recording."""
+
+    def __init__(self, run: Run, allow: Sequence[str] = ()) -> None:
+        self.run, self.allow = run, tuple(allow)
+        self._below: dict[int, list[int]] | None = None
+        self._loaded: dict[str, Any] = {}
+        self._checked: Counter[str] = Counter()
+        self._shapes: set[tuple[Any, ...]] = set()
+        self._failed: dict[tuple[Any, ...], str] = {}
+        self.contested: set[str] = set()
+
+    # ---- records
+
+    def children(self, call: int) -> list[int]:
+        """Ids of the calls that this call made, in order."""
+        if self._below is None:
+            self._below = children(self.run.calls)
+        return self._below.get(call, [])
+
+    def record(self, call: Call, slot: str) -> int | None:
+        """The record of a slot of a call's program: its own ("input.0"), or of its k-th child ("3:output.0")."""
+        if slot[0].isdigit():
+            k, _, slot = slot.partition(":")
+            kids = self.children(call.id)
+            if int(k) >= len(kids):
+                return None
+            call = self.run.calls[kids[int(k)]]
+        return next((r.record for r in call.refs if r.slot == slot), None)
+
+    def records(self, call: Call, slots: Iterable[str]) -> dict[str, int]:
+        """The records of these slots, as far as they were captured."""
+        own = {r.slot: r.record for r in call.refs}
+        found = {slot: self.record(call, slot) if slot[0].isdigit() else own.get(slot) for slot in slots}
+        return {slot: record for slot, record in found.items() if record is not None}
+
+    def arrays(self, records: dict[str, int]) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+        """(elements, strides where they are not contiguous) by slot. Raises ElementsMissing."""
+        run = self.run
+        return (
+            {slot: run.array(record) for slot, record in records.items()},
+            {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
+        )
+
+    def lent(self, record: int | None) -> Array | None:
+        """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
+
+        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        """
+        if record is None:
+            return None
+        try:
+            array = self.run.array(record)
+        except ElementsMissing:
+            return None
+        kind = dtypes.of(array)
+        if kind.is_floating:
+            values = np.unique(array.astype(np.float64)) if kind.kind != "complex" else np.zeros(4)
+            top = _SENTINEL * (kind.max_finite or np.inf)
+            if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
+                return None
+        return array
+
+    # ---- programs
+
+    def program(self, call: Call) -> Program:
+        """The program of a call. Raises ReplayRefused with the reason when there is none."""
+        if not call.program:
+            raise ReplayRefused(call.no_program or "no program was recorded")
+        program = self.run.programs.get(call.program)
+        if program is None:
+            raise ReplayRefused("its program was not written (the capture ended early)")
+        return program
+
+    def load(self, call: Call) -> Any:
+        """The program of a call, ready to run, trusted or not."""
+        program = self.program(call)
+        loaded = self._loaded.get(program.id)
+        if loaded is None:
+            try:
+                from whence.replay.programs import load
+            except ImportError as error:
+                raise ReplayRefused("replay needs torch: pip install 'whence[torch]'") from MissingDependency(str(error))
+            loaded = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
+            self._loaded[program.id] = loaded
+        return loaded
+
+    def edited(self, program: Program) -> Any:
+        """A program of this run with declared semantics, ready to run."""
+        if program.id not in self._loaded:
+            from whence.replay.programs import load
+
+            self._loaded[program.id] = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
+        return self._loaded[program.id]
+
+    def trusted(self, call: Call) -> Any:
+        """The program of a call, after it reproduced recorded outputs: on the first few calls it serves, and for all extents.
+
+        Raises ReplayRefused with the reason. `contested` then holds the program if it failed on the call it was recorded from
+        by more than rounding: either what ran there is broken, or something ran that no program shows.
+        """
+        program = self.program(call)
+        slots = self.records(call, (*program.inputs, *program.params))
+        form = (program.id, *(self.run.records[r].shape for r in slots.values()))
+        for key in ((program.id,), form):
+            if key in self._failed:
+                raise ReplayRefused(self._failed[key])
+        loaded = self.load(call)
+        if self._checked[program.id] >= _CHECKS and form in self._shapes:
+            return loaded
+        try:
+            why = self._check(call, loaded, slots)
+        except (ReplayRefused, ElementsMissing) as error:
+            why = str(error)
+        if why:
+            reason = f"the program does not reproduce its own recording: {why}"
+            # Right for some extents and wrong for others is no reason to distrust it where it was right.
+            others = form not in self._shapes and self._checked[program.id]
+            self._failed[form if others else (program.id,)] = reason
+            if not self._checked[program.id] and self._beyond_rounding(call, loaded, slots):
+                self.contested.add(program.id)
+            raise ReplayRefused(reason)
+        self._checked[program.id] += 1
+        self._shapes.add(form)
+        return loaded
+
+    def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
+        from whence.replay.check import check
+
+        program = loaded.program
+        there = loaded.determined(slots)
+        made = self.records(call, there)
+        if not made:
+            missing = [s for s in (*program.inputs, *program.params) if s not in slots]
+            return f"{missing[0]} was not captured" if missing else "none of its outputs was captured"
+        arrays, strides = self.arrays(slots)
+        outputs = {slot: self.run.array(record) for slot, record in made.items()}
+        why: str = check(loaded, arrays, arrays, outputs, strides)
+        threads = self._recorded_threads()
+        if why and threads > 1:
+            # Sums over threads round otherwise: once more with as many as the capture had.
+            with Threads(threads):
+                why = check(loaded, arrays, arrays, outputs, strides)
+        if why and self._elsewhere(made) and not self._beyond_rounding(call, loaded, slots):
+            loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
+            return ""
+        return why
+
+    def _beyond_rounding(self, call: Call, loaded: Any, slots: dict[str, int]) -> bool:
+        """Is what the call recorded further from its program than rounding explains?"""
+        there = loaded.determined(slots)
+        try:
+            arrays, strides = self.arrays(slots)
+            made, _ = self.arrays(self.records(call, there))
+            wide = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=list(made))
+            working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
+        except (ReplayRefused, ElementsMissing):
+            return False
+        same = [s for s in made if wide[s].shape == made[s].shape]
+        return any(judge.local(made[s], wide[s], working[s]).score > 1 for s in same)
+
+    def _elsewhere(self, made: dict[str, int]) -> bool:
+        import torch
+
+        settings = align.settings_of(self.run).values()
+        other = any(str(s.get("torch", torch.__version__)) != str(torch.__version__) for s in settings)
+        return other or any(self.run.records[r].device not in ("", "cpu") for r in made.values())
+
+    def _recorded_threads(self) -> int:
+        counts = [s.get("threads") for s in align.settings_of(self.run).values()]
+        return max((n for n in counts if isinstance(n, int)), default=1)
