@@ -5,14 +5,17 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 import whence.judge.limits
 from whence import cli, results
 from whence.capture.options import CaptureOptions
+from whence.judge import policy
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -132,6 +135,17 @@ def test_verdicts_and_limits_are_explained():
         row = re.search(rf"^\| `{field.name}` \| (\S+) \|", page, re.MULTILINE)
         assert row is not None, field.name
         assert float(row[1]) == field.default
+
+
+def test_every_key_of_a_policy_is_explained_and_the_examples_are_policies():
+    page = (ROOT / "docs" / "policy.md").read_text()
+    own = {key for keys in policy._OWN.values() for key in keys}
+    keys = {*policy._COMMON, *own, *policy._WEIGHTS, *policy._ACTIVATIONS}
+    assert [k for k in keys if f"`{k}`" not in page and f"`{k} = " not in page] == []
+    assert [k for k in policy.KINDS if f"### `{k}`" not in page] == []
+    assert [f for f in (*policy.FORMATS, *policy.FORMS) if f'"{f}"' not in page and f"`{f}`" not in page] == []
+    made = [tomllib.loads(b) if kind == "toml" else yaml.safe_load(b) for _, kind, b in BLOCK.findall(page) if kind in ("toml", "yaml")]
+    assert [len(policy.parse(data).entries) for data in made] == [1, 5]
 
 
 def test_every_capture_option_is_explained():

@@ -196,6 +196,26 @@ class ThirdRun(msgspec.Struct, frozen=True):
     overlap: float | None
 
 
+class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A loss that was declared beforehand, or one of quantised layers that was not (`declared` False).
+
+    what: in words. calls: how many. names, op_types: of these calls, each once. sqnr_db: the worst signal-to-quantisation-noise ratio,
+    10 log10(sum r^2 / sum (r - y)^2), of any, with `worst` its name; None where it is not defined. snippet: a policy that would declare
+    it. reason: the policy's own `why`. ignored: nothing was asked of these calls.
+    """
+
+    what: str
+    declared: bool
+    calls: int
+    names: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    sqnr_db: float | None = None
+    worst: str = ""
+    snippet: str = ""
+    reason: str = ""
+    ignored: bool = False
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -203,6 +223,7 @@ class Comparison(msgspec.Struct, frozen=True):
     measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
+    declared: losses that a policy allows, and those of quantised layers without one.
     """
 
     status: str
@@ -224,6 +245,7 @@ class Comparison(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     without_partner: dict[str, tuple[str, ...]] = {}
+    declared: tuple[Declared, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None
     third: ThirdRun | None = None

@@ -15,10 +15,12 @@ import numpy as np
 
 from whence import __version__, align, judge, metrics
 from whence.api.again import Again
+from whence.api.declaring import Declaring, Replaying, Semantics
 from whence.api.replaying import Replayed, Replayer
 from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.judge.policy import Policy
 from whence.locate import GUILTY, decide, declare_patched, findings, order_and_taint
 from whence.records import Call, Record, Region, Run, children, regions
 from whence.results import CallPair, Comparison, Coverage, Finding, Measured, Row, SlotPair, Verdict
@@ -35,7 +37,7 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what). policy: declared differences.
     """
 
     replay: bool = True
@@ -46,6 +48,7 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    policy: Policy | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -100,6 +103,7 @@ class _Comparing:
             self.plan = align.plan(self.reference, self.target)
             self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
             self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+            self.declaring = Declaring(self.options.policy, self.reference, self.target, self.plan)
         with self._timed("measure"):
             self.measured = self._measure()
         self.inputs_differ = self._first_things()
@@ -130,7 +134,8 @@ class _Comparing:
             unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
-            notes=(*self.again.notes, *self.third.notes, *self.notes, *self._run_notes()),
+            notes=(*self.again.notes, *self.third.notes, *self.notes, *self.declaring.notes(), *self._run_notes()),
+            declared=self.declaring.summary(),
             repetition=self.again.summary(), third=self.third.summary(verdicts, self.plan.pairs),
             without_partner=self._without_partner(),
             environment=tuple(align.differences(self.reference, self.target)), timing=self.timing,
@@ -171,6 +176,9 @@ class _Comparing:
 
     def _error(self, slot: SlotPair) -> judge.Error:
         a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        unmasked = self.declaring.error(slot, metrics.measure, _u(a, b))
+        if unmasked is not None:
+            return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, _u(a, b))
         spread = self.again.spread(slot.reference_record, measured)
@@ -283,6 +291,8 @@ class _Comparing:
                         self.first.setdefault(slot.reference_record, slot.target_record)
             else:
                 verdict = self._stretch(index, pair, region)
+                call, other = self.calls[pair.reference], self.target.calls[pair.target]
+                verdict = self.declaring.stretch(verdict, call, other, list(self.slots[index].values()))
                 if verdict is not None:
                     verdicts[region.call, region.stretch] = verdict
         return verdicts
@@ -328,12 +338,15 @@ class _Comparing:
         out_errors = [self._error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
+        replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
+        declared, figures = self.declaring.leaf(evidence, call, other, slots, replaying)
+        if declared is not None:
+            self.locals += [(call.id, local) for local in figures]
+            return self._unless_unexplained(call, slots, given, declared)
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return self._unless_unexplained(call, slots, given, first)
         found = self._replayed(index, call, other, given)
-        if found.refused:
-            self.not_replayed.add(call.id)
         if not found.local:
             return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
         verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
@@ -342,9 +355,10 @@ class _Comparing:
     def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
-        found = self.replayer.figures(
-            call, other, lambda slot: self._slot(index, slot), given, lambda slot, needs: self._all_same(index, (slot, *needs))
-        )
+        replaying = self._replaying(index, call, other, given)
+        found = replaying.figures(self.declaring.masking(call, other))
+        if not call.leaf:
+            found = self.declaring.container(found, call, other, replaying)
         self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
         if found.inside:
             self.inside[call.id] = len(self._alone(call.id))
@@ -366,6 +380,21 @@ class _Comparing:
             return False
         slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
         return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
+
+    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replaying:
+        replayer = self.replayer
+        assert replayer is not None
+
+        def slot_of(slot: str) -> SlotPair | None:
+            return self._slot(index, slot)
+
+        def figures(semantics: Semantics) -> Replayed:
+            found = replayer.figures(call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics)
+            if found.refused and call.leaf and not semantics.name:
+                self.not_replayed.add(call.id)
+            return found
+
+        return Replaying(figures, lambda flagged: replayer.cause(call, other, slot_of, flagged).cause, lambda p: replayer.wide(p, slot_of))
 
     def _inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
         """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.api.chains import Chain
+from whence.api.declaring import PLAIN, Semantics
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
@@ -57,18 +58,23 @@ class Cause:
 class _Params:
     """The parameters of one replayed call, converted once per working dtype and kept for the module's other calls."""
 
-    def __init__(self, replayer: Replayer, loaded: Any, pairs: list[tuple[SlotPair, bool]]) -> None:
-        self._replayer, self._loaded, self._pairs = replayer, loaded, pairs
+    def __init__(self, replayer: Replayer, loaded: Any, pairs: list[tuple[SlotPair, bool]], semantics: Semantics) -> None:
+        self._replayer, self._loaded, self._pairs, self._semantics = replayer, loaded, pairs, semantics
         self._key = (loaded.program.id, tuple((p.reference_record, p.target_record, given) for p, given in pairs))
 
     def held(self, working: str) -> Any:
         """The parameters for `Loaded.run` with this working dtype."""
-        return self._replayer.hold(
-            (*self._key, working),
-            lambda: self._loaded.hold(
-                {p.reference_slot: self._replayer.parameter(p, given) for p, given in self._pairs}, working=working
-            ),
-        )  # fmt: skip
+        stand_ins, records = self._semantics.params, self._replayer.reference.run.records
+
+        def one(pair: SlotPair, given: bool) -> Array:
+            if pair.reference_slot not in stand_ins:
+                return self._replayer.parameter(pair, given)
+            return self._semantics.param(pair.reference_slot, working, records[pair.reference_record].dtype)
+
+        def make() -> Any:
+            return self._loaded.hold({p.reference_slot: one(p, given) for p, given in self._pairs}, working=working)
+
+        return make() if stand_ins else self._replayer.hold((*self._key, working), make)
 
 
 class Replayer:
@@ -91,17 +97,19 @@ class Replayer:
         self._held_bytes = 0
 
     def figures(
-        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool]
-    ) -> Replayed:
+        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
+        semantics: Semantics = PLAIN,
+    ) -> Replayed:  # fmt: skip
         """Figures of one paired call, for every output of its program that the target has.
 
         slots: the pair of tensors that face each other in a slot of the program. given: parameter slots -> whether the run
         started with that value (then a correct target holds the reference's, rounded) or changed it (then the target's own
         value is an input like any other). skip: of an output and what it rests on, whether there is nothing to find out.
+        semantics: what is declared of the call.
         """
         with Threads(1):
             try:
-                found = self._figures(call, other, slots, given, skip)
+                found = self._figures(call, other, slots, given, skip, semantics)
             except (ReplayRefused, ElementsMissing) as error:
                 found = Replayed(refused={"": str(error)})
         for why in set(found.refused.values()):
@@ -109,11 +117,17 @@ class Replayer:
         return found
 
     def _figures(
-        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool]
-    ) -> Replayed:
+        self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
+        semantics: Semantics,
+    ) -> Replayed:  # fmt: skip
         loaded, broken = self._loaded(call)
+        if semantics.program is not None:
+            loaded = self.reference.edited(semantics.program)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
         faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
+        # A parameter that the target keeps in another form has no partner; what stands in for it needs none.
+        own = self.reference.records(call, [s for s in program.params if s in semantics.params and s not in faced])
+        faced |= {slot: SlotPair(slot, "", record, -1) for slot, record in own.items()}
         alone = self.reference.records(call, [s for s in program.inputs if s not in faced])
         lent = {slot: array for slot, record in alone.items() if (array := self.reference.lent(record)) is not None}
         inside = self._inside(call, program.inputs, faced)
@@ -134,7 +148,7 @@ class Replayer:
             return found
         inputs, strides = self.target.arrays({s: faced[s].target_record for s in program.inputs if s in faced})
         inputs |= lent
-        params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced])
+        params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced], semantics)
         produced = {slot: self.target.run.array(pair.target_record) for slot, pair in outputs.items()}
         chosen = self._dtypes(faced, outputs, produced)
         if any(inside & loaded.needs(slot) for slot in outputs):
@@ -142,18 +156,18 @@ class Replayer:
             same = all(self._equal(pair) for pair in faced.values())
             whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
             return found
-        run = _Running(loaded, inputs, params, strides, list(outputs), *chosen)
+        run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen)
         r, w, terms = run.wide(), run.working(), loaded.length
         reference = self._reference(call, loaded, faced, outputs, run)
         spread: dict[str, Array | None] = {}
         for slot, y in produced.items():
             spread[slot] = self.spread(outputs[slot].reference_record)
-            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot), spread[slot])
+            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot), spread[slot], semantics)
         if any(local.score > 1 for local in found.local.values()):
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = run.working(stepwise=True)
             for slot, y in produced.items():
-                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot])
+                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot], semantics)
                 found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
         if broken and any(local.score > 1 for local in found.local.values()):
             return Replayed(refused={"": self.reference.disagreement(call)[1]})
@@ -214,7 +228,17 @@ class Replayer:
             return {}
         return {slot: (made[slot], again[slot]) for slot in outputs if again[slot].shape == made[slot].shape}
 
+    def wide(self, program: Program, inputs: Slots) -> dict[str, Array]:
+        """The outputs of a program without parameters on the target's inputs, in float64. Raises ReplayRefused, ElementsMissing."""
+        faced = {slot: pair.target_record for slot in program.inputs if (pair := inputs(slot)) is not None}
+        arrays, strides = self.target.arrays(faced)
+        with Threads(1):
+            made: dict[str, Array] = self.reference.edited(program).run(arrays, {}, working="float64", strides=strides)
+        return made
+
     def _equal(self, pair: SlotPair) -> bool:
+        if pair.target_record < 0:
+            return False
         a, b = self.reference.run.records[pair.reference_record], self.target.run.records[pair.target_record]
         return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape
 
@@ -314,9 +338,10 @@ class _Running:
 
     def __init__(
         self, loaded: Any, inputs: Mapping[str, Array], params: _Params, strides: Mapping[str, tuple[int, ...]],
-        outputs: Sequence[str], wide: str, working: str,
+        produced: Mapping[str, Array], semantics: Semantics, wide: str, working: str,
     ) -> None:  # fmt: skip
-        self._loaded, self._inputs, self._params, self._strides, self._outputs = loaded, inputs, params, strides, outputs
+        self._loaded, self._inputs, self._params, self._strides = loaded, inputs, params, strides
+        self._produced, self._semantics = produced, semantics
         self.wide_dtype, self.working_dtype = wide, working
 
     def wide(self) -> dict[str, Array]:
@@ -332,10 +357,15 @@ class _Running:
             return self._run("float32", stepwise=stepwise)
 
     def _run(self, dtype: str, *, stepwise: bool = False) -> dict[str, Array]:
-        made: dict[str, Array] = self._loaded.run(
-            self._inputs, self._params.held(dtype), working=dtype, strides=self._strides, stepwise=stepwise, outputs=self._outputs
-        )
-        return made
+        held, outputs = self._params.held(dtype), list(self._produced)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            made: dict[str, Array] = self._loaded.run(
+                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs
+            )  # fmt: skip
+            return made
+
+        return self._semantics.run(run, self._inputs, dtype, self._produced)
 
 
 class _Whole:
@@ -402,9 +432,16 @@ class _Whole:
 
 
 def _measured(
-    slot: str, y: Array, r: Array, w: Array, terms: int, reference: tuple[Array, Array | None] | None, spread: Array | None
+    slot: str,
+    y: Array,
+    r: Array,
+    w: Array,
+    terms: int,
+    reference: tuple[Array, Array | None] | None,
+    spread: Array | None,
+    semantics: Semantics,
 ) -> judge.Local:
     if r.shape != y.shape or w.shape != y.shape:
         raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
     made, again = reference if reference is not None and reference[0].shape == y.shape else (None, None)
-    return judge.local(y, r, w, reduction_length=terms, reference=made, reference_wide=again, spread=spread)
+    return semantics.measure(slot, y, r, w, terms=terms, reference=made, reference_wide=again, spread=spread)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
 if TYPE_CHECKING:
+    from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
 
@@ -27,6 +28,7 @@ def compare(
     allow: tuple[str, ...] = (),
     again: Sequence[str | os.PathLike[str] | Run] = (),
     third: str | os.PathLike[str] | Run | None = None,
+    policy: str | os.PathLike[str] | Policy | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -36,6 +38,7 @@ def compare(
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
+    policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api.comparing import CompareOptions, compare_runs
@@ -46,6 +49,7 @@ def compare(
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     _check_again(reference, again)
+    declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     folder = Path(output) if output is not None else None
     if folder is not None:
         _check_output(folder, force)
@@ -53,7 +57,9 @@ def compare(
     def opened(run: str | os.PathLike[str] | Run) -> Run:
         return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
-    options = CompareOptions(replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, progress=progress)
+    options = CompareOptions(
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, progress=progress
+    )  # fmt: skip
     left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:
@@ -70,6 +76,13 @@ def _check_again(reference: str | os.PathLike[str] | Run, again: Sequence[str | 
             isinstance(run, paths) and isinstance(reference, paths) and Path(run).resolve() == Path(reference).resolve()
         ):
             raise UsageError("again: that is the reference itself, which tells nothing about repetition; capture the program once more")
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the entry and the known keys."""
+    from whence.judge.policy import load
+
+    return load(path)
 
 
 def free_output(base: str = "whence-cmp") -> Path:

@@ -106,6 +106,14 @@ class Side:
             self._loaded[program.id] = loaded
         return loaded
 
+    def edited(self, program: Program) -> Any:
+        """A program of this run with declared semantics, ready to run."""
+        if program.id not in self._loaded:
+            from whence.replay.programs import load
+
+            self._loaded[program.id] = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
+        return self._loaded[program.id]
+
     def trusted(self, call: Call) -> Any:
         """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
 

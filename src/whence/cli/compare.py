@@ -38,6 +38,7 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
 @click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
+@click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option("--allow", multiple=True, metavar="NAMESPACE::", help="Vendor operators that may be replayed (repeatable).")
 @click.option(
     "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
@@ -52,8 +53,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     folder = output or str(api.free_output())
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
-        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], again=given["again"], third=given["third"],
-        progress=_progress(),
+        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
+        third=given["third"], progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))

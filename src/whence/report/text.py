@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.report.plain import clean, count
-from whence.results import Comparison, Finding
+from whence.results import Comparison, Declared, Finding
 
 _LEFT = 19
 _MOST_FINDINGS = 5
@@ -30,6 +30,8 @@ def answer(result: Comparison, *, output: str = "") -> str:
         lines += _finding(finding, result, first=i == 0)
     if len(result.findings) > _MOST_FINDINGS:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
+    for item in result.declared:
+        lines += _declared(item)
     lines += _evidence(result)
     lines += _repetition(result)
     lines += _third(result)
@@ -57,9 +59,13 @@ def _head(result: Comparison) -> Iterator[str]:
 def _same_words(result: Comparison) -> str:
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
-    losses = result.counts.get("precision", 0)
+    losses = max(result.counts.get("precision", 0) - sum(d.calls for d in result.declared if not d.declared), 0)
     text = f"rounding ({clean(names)})" if names else "rounding"
     text += " or within the reference's own run-to-run spread" if result.repetition and result.repetition.largest else ""
+    if any(d.declared for d in result.declared):
+        text += " or declared"
+    if any(not d.declared for d in result.declared):
+        text += " or the loss of quantised layers"
     return text + (f"; {count(losses, 'call')} with a low-precision intermediate" if losses else "")
 
 
@@ -92,6 +98,22 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.also:
         names = ", ".join(clean(n) for n in finding.also[:4])
         yield _row("  also in", names + (f" and {count(len(finding.also) - 4)} more" if len(finding.also) > 4 else ""))
+
+
+def _declared(item: Declared) -> Iterator[str]:
+    calls = count(item.calls, f"{'/'.join(clean(o) for o in item.op_types[:3])} call")
+    worst = f": SQNR from {item.sqnr_db:.1f} dB, worst {clean(item.worst)}" if item.sqnr_db is not None else ""
+    if item.ignored:
+        names = ", ".join(clean(n) for n in item.names[:4]) + (f" and {count(len(item.names) - 4)} more" if len(item.names) > 4 else "")
+        yield _row("IGNORED", f"{calls}, as declared: {names}")
+    elif item.declared:
+        yield _row("DECLARED", f"{calls}, {clean(item.what)}{worst}")
+    else:
+        layers = count(len(item.names), f"quantised {'/'.join(clean(o) for o in item.op_types[:3])} layer")
+        yield _row("PRECISION LOSS", f"{layers}, not declared: {clean(item.what)}{worst}")
+        yield _row("  to declare it", f"--policy FILE.yaml with   {clean(item.snippet)}")
+    if item.reason:
+        yield _row("  because", clean(item.reason))
 
 
 _BLIND = {
