@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whence.judge.drift import Drift, drift
 from whence.judge.limits import LIMITS, Limits
 from whence.records import Record
 from whence.results import Measured
@@ -16,7 +18,7 @@ class Error:
     """Relative error of one pair of tensors, as far as it is known.
 
     value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured. evidence: "two dumps" or "statistics".
-    spread: the same between runs of the reference, where there are several.
+    spread: the same between runs of the reference, where there are several. drift: how far its statistics moved, where known.
     """
 
     value: float | None
@@ -25,13 +27,14 @@ class Error:
     u: float = 0.0
     why: str = ""
     spread: float = 0.0
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
     """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / max(e_in + 2u, spread).
 
-    spread: that of the output that grew most.
+    spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in units of its limit, `by`.
     """
 
     verdict: str
@@ -40,6 +43,14 @@ class Growth:
     e_out: float
     evidence: str
     spread: float = 0.0
+    moved: str = ""
+    by: float = 0.0
+
+    def score(self, limits: Limits = LIMITS) -> float:
+        """The error in units of what is allowed."""
+        if self.evidence == "statistics" and self.moved and math.isfinite(self.e_out):
+            return self.by
+        return max(self.growth / limits.growth, self.by)
 
 
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
@@ -55,7 +66,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
         value = measured.values.get("rel_l2")
         if value is None and measured.values.get("equal_count") == reference.count:
             value = 0.0
-        return Error(value, u=u, why=measured.whys.get("rel_l2", ""))
+        return Error(value, u=u, why=measured.whys.get("rel_l2", ""), drift=drift(reference, target))
     a, b = reference.statistics, target.statistics
     if reference.hash and reference.hash == target.hash and reference.dtype == target.dtype and reference.shape == target.shape:
         return Error(0.0, exact=True, u=u)
@@ -65,17 +76,10 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
         return Error(math.inf, "statistics", u=u)
     if u == 0.0:
         return Error(1.0, "statistics", u=u)
-    if a.norm is None or b.norm is None or a.min is None or b.min is None or a.max is None or b.max is None:
+    moved = drift(reference, target)
+    if moved is None:
         return Error(None, why="no finite element to take statistics of")
-    big = max(abs(a.min), abs(a.max)) or 1e-300
-    rms = (a.norm / math.sqrt(max(a.count, 1))) or 1e-300
-    parts = (
-        abs(a.max - b.max) / big,
-        abs(a.min - b.min) / big,
-        abs((a.mean or 0.0) - (b.mean or 0.0)) / rms,
-        abs(a.norm - b.norm) / (a.norm or 1e-300),
-    )
-    return Error(max(parts), "statistics", u=u)
+    return Error(max(moved.extreme, moved.mean, moved.moment), "statistics", u=u, drift=moved)
 
 
 def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS) -> Growth:
@@ -95,20 +99,39 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
         return Growth("noise", 0.0, e_in, 0.0, evidence)
     if math.isinf(e_in):
         return Growth("inherited", 0.0, e_in, e_out, evidence)
-    statistic = evidence == "statistics"
     # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs silent.
-    band = e_in + (4 if statistic else 2) * u
+    band = e_in + (4 if evidence == "statistics" else 2) * u
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
     growth, spread = _over(worst, band), worst.spread
     if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
         return Growth("inherited" if e_in > 0 and e_out > 2 * u else "noise", growth, e_in, e_out, evidence, spread)
-    if len(known_in) < len(inputs) and growth > limits.amplified:
-        return Growth("undetermined", growth, e_in, e_out, evidence, spread)
-    if growth > limits.growth:
-        return Growth("introduced", growth, e_in, e_out, evidence, spread)
-    if growth > limits.amplified:
-        return Growth("amplified", growth, e_in, e_out, evidence, spread)
-    return Growth("noise" if e_out <= 2 * u else "inherited", growth, e_in, e_out, evidence, spread)
+    moved, by = _moved(inputs, outputs, u, limits)
+    found = Growth("", growth, e_in, e_out, evidence, spread, moved, by)
+    if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
+        verdict = "undetermined"
+    elif found.score(limits) > 1:
+        verdict = "introduced"
+    elif growth > limits.amplified:
+        verdict = "amplified"
+    else:
+        verdict = "noise" if e_out <= 2 * u else "inherited"
+    return dataclasses.replace(found, verdict=verdict)
+
+
+def _moved(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits) -> tuple[str, float]:
+    """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs and rounding move."""
+    known = [max(e.drift[:3]) if e.drift is not None else e.value or 0.0 for e in inputs if e.value is not None]
+    band = max(known, default=0.0) + 4 * u
+    worst = ("", 0.0)
+    for error in outputs:
+        if error.drift is None or error.exact or band == 0:
+            continue
+        room = max(band, error.spread)
+        for kind, moved in error.drift._asdict().items():
+            by = moved / room / limits.of_drift(kind)
+            if by > worst[1]:
+                worst = (kind, by)
+    return worst
 
 
 def _over(error: Error, band: float) -> float:

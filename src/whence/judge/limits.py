@@ -15,6 +15,8 @@ class Limits:
 
     rho, z: error of the target against a wide replay on its own inputs, in units of the replay's own rounding: whole tensor
     (2-norm) and worst element. fp32 and wider, and 16 bits and narrower, have limits of their own.
+    extreme, mean, moment, higher: how far a statistic of the output may move from the reference's (judge.drift), over what the
+    inputs' statistics moved plus 4 u.
     growth: error growth across a region from two dumps; amplified: growth that is worth a remark.
     slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
     and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
@@ -31,6 +33,10 @@ class Limits:
     rho_16: float = 2.0
     z_16: float = 8.0
     growth: float = 5.0
+    extreme: float = 12.0
+    mean: float = 1.0
+    moment: float = 2.25
+    higher: float = 3.5
     amplified: float = 2.0
     slope: float = 4.5
     row: float = 2.3
@@ -47,6 +53,10 @@ class Limits:
     precision_rho: float = 8.0
     certain: float = 4.0
     suspect: float = 0.7
+
+    def of_drift(self, kind: str) -> float:
+        """The limit of a kind of statistic, a field of `judge.drift.Drift`."""
+        return {"extreme": self.extreme, "mean": self.mean, "moment": self.moment, "higher": self.higher}[kind]
 
     def for_dtype(self, unit_roundoff: float) -> tuple[float, float]:
         """(rho limit, z limit) for a target of this unit roundoff."""

@@ -110,10 +110,7 @@ def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, flo
     if growth.verdict == "identical":
         return Verdict(pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal")
     if growth.verdict == "introduced":
-        score = growth.growth / LIMITS.growth
-        # Statistics hide most of a tensor: what they show is a hint, unless it is blatant.
-        confidence = "likely" if growth.evidence == "two dumps" or score > 4 else "suspect"
-        return Verdict(pair, "introduced", stretch, growth.evidence, confidence, _finite(score), "", numbers, sentence)
+        return Verdict(pair, "introduced", stretch, growth.evidence, "likely", _finite(growth.score()), "", numbers, sentence)
     return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
 
 
