@@ -86,6 +86,7 @@ class _Comparing:
     def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run], third: Run | None) -> None:
         self.reference, self.target, self.options = _Read(reference), _Read(target), options
         self.timing: dict[str, float] = {}
+        self.lone: dict[tuple[int, int], float] = {}
         self.notes: list[str] = []
         self.calls = self.reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
@@ -181,8 +182,21 @@ class _Comparing:
             return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, _u(a, b))
+        if error.u and (at := judge.lone_element(measured)) is not None:
+            error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self.again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
+        """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""
+        key = (slot.reference_record, slot.target_record)
+        found = self.lone.get(key)
+        if found is None:
+            arrays = self._arrays(slot)
+            a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
+            size = max(abs(a), (measured.values.get("reference_norm") or 0.0) / np.sqrt(self.reference.records[key[0]].count))
+            found = self.lone[key] = float(abs(b - a) / size) if size else 0.0
+        return found
 
     # ---- first things first
 

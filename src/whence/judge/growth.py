@@ -19,6 +19,8 @@ class Error:
 
     value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured. evidence: "two dumps" or "statistics".
     spread: the same between runs of the reference, where there are several. drift: how far its statistics moved, where known.
+    lone: where one element holds most of the error, that element's error over itself or
+    its tensor's root mean square, whichever is larger; 0 where none does.
     """
 
     value: float | None
@@ -28,6 +30,7 @@ class Error:
     why: str = ""
     spread: float = 0.0
     drift: Drift | None = None
+    lone: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,19 @@ class Growth:
         if self.evidence == "statistics" and self.moved and math.isfinite(self.e_out):
             return self.by
         return max(self.growth / limits.growth, self.by)
+
+
+# One element has at least this share of the squared error of a tensor of at least so many elements: it stands alone.
+_LONE_SHARE, _LONE_COUNT = 0.5, 64
+
+
+def lone_element(measured: Measured) -> tuple[int, ...] | None:
+    """Where the element is that holds most of the error of its tensor, None when the error is spread over many."""
+    values = measured.values
+    largest, rmse, count = values.get("max_abs_err"), values.get("rmse"), values.get("compared")
+    if measured.identical or not largest or not rmse or not count or count < _LONE_COUNT or not math.isfinite(largest):
+        return None
+    return measured.max_abs_index if largest**2 > _LONE_SHARE * rmse**2 * count else None
 
 
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
@@ -123,7 +139,11 @@ def _moved(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: 
     known = [max(e.drift[:3]) if e.drift is not None else e.value or 0.0 for e in inputs if e.value is not None]
     band = max(known, default=0.0) + 4 * u
     worst = ("", 0.0)
+    alone = all(e.lone == 0 for e in inputs)
     for error in outputs:
+        if error.lone and alone and (u or band):
+            by = error.lone / max(max((e.value or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread) / limits.lone
+            worst = max(worst, ("lone", by), key=lambda found: found[1])
         if error.drift is None or error.exact or band == 0:
             continue
         room = max(band, error.spread)

@@ -17,6 +17,7 @@ class Limits:
     (2-norm) and worst element. fp32 and wider, and 16 bits and narrower, have limits of their own.
     extreme, mean, moment, higher: how far a statistic of the output may move from the reference's (judge.drift), over what the
     inputs' statistics moved plus 4 u.
+    lone: growth of the error of one element that holds most of its tensor's error, where none of the inputs has such a one.
     growth: error growth across a region from two dumps; amplified: growth that is worth a remark.
     slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
     and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
@@ -37,6 +38,7 @@ class Limits:
     mean: float = 1.0
     moment: float = 2.25
     higher: float = 3.5
+    lone: float = 10.0
     amplified: float = 2.0
     slope: float = 4.5
     row: float = 2.3
