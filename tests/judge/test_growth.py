@@ -1,9 +1,14 @@
+"""What two dumps and statistics say by themselves."""
+
 import math
 
+import numpy as np
 import pytest
 
-from whence.judge import Error, grow
+from whence.judge import Error, between, grow
+from whence.judge.drift import drift
 from whence.judge.verdict import judge_region
+from whence.records import Record, Sketch, Statistics
 
 U = 2.0**-24
 
@@ -39,7 +44,72 @@ def test_two_dumps_are_never_certain():
     assert (verdict.verdict, verdict.confidence) == ("introduced", "likely")
 
 
-def test_statistics_have_twice_the_band_and_are_suspects():
-    assert grow([Error(0.0, "statistics")], [Error(15 * U, "statistics")], U).verdict == "amplified"
-    weak = judge_region(0, -1, grow([Error(0.0, "statistics")], [Error(30 * U, "statistics")], U))
-    assert weak.confidence == "suspect"
+def record(values, dtype="float32"):
+    x = np.asarray(values, np.float64)
+    statistics = Statistics(x.size, x.min(), x.max(), x.mean(), x.std(), float(np.linalg.norm(x)), 0, 0, 0)
+    sketch = Sketch(0, float(np.abs(x).sum()), float((x**3).sum()), float((x**4).sum()))
+    return Record(0, dtype, x.shape, statistics=statistics, sketch=sketch)
+
+
+def test_drift_is_what_numpy_says():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=1000) + 0.3, rng.normal(size=1000) + 0.5
+    found = drift(record(x), record(y))
+    top, rms = np.abs(x).max(), np.sqrt((x**2).mean())
+    assert found.extreme == pytest.approx(max(abs(x.min() - y.min()), abs(x.max() - y.max())) / top)
+    assert found.mean == pytest.approx(abs(x.mean() - y.mean()) / rms)
+    norms = [abs(f(x) - f(y)) / f(x) for f in (np.linalg.norm, np.std, lambda v: np.abs(v).sum())]
+    assert found.moment == pytest.approx(max(norms))
+    assert (np.abs(x) ** 3).sum() <= (x**4).sum() ** 0.75 * x.size**0.25
+    assert found.higher == pytest.approx(
+        max(abs((x**4).sum() - (y**4).sum()) / (4 * (x**4).sum()), abs((x**3).sum() - (y**3).sum()) / ((x**4).sum() ** 0.75 * 1000**0.25))
+    )
+
+
+@pytest.mark.parametrize("kind", ["mean", "scale", "outlier"])
+def test_statistics_see_what_moves_them_further_than_rounding(kind):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=4096)
+    noise = rng.uniform(-1, 1, 4096) * 2.0**-8 * x
+    fault = {"mean": x + 0.1, "scale": 1.05 * x, "outlier": np.where(np.arange(4096) == 7, 40.0, x)}[kind]
+
+    def judged(y):
+        moved = drift(record(x), record(y, "bfloat16"))
+        out = Error(max(moved[:3]), "statistics", u=2.0**-8, drift=moved)
+        return judge_region(0, -1, grow([Error(0.0, exact=True)], [out], 2.0**-8))
+
+    assert judged(x + noise).verdict in ("noise", "inherited")
+    found = judged(fault + noise)
+    assert (found.verdict, found.confidence, found.evidence) == ("introduced", "likely", "statistics")
+    assert {"mean": "mean", "scale": "norm", "outlier": "extremes"}[kind] in found.sentence or kind == "outlier"
+
+
+def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():
+    alone = Error(3 * U, u=U, lone=1.0)
+    assert grow([Error(0.0)], [Error(3 * U, u=U)], U).verdict == "inherited"
+    found = grow([Error(0.0)], [alone], U)
+    assert (found.verdict, found.moved) == ("introduced", "lone")
+    assert "one element" in judge_region(0, -1, found).sentence
+    # Where an input has such an element already, it was handed on.
+    assert grow([Error(3 * U, u=U, lone=1.0)], [alone], U).verdict != "introduced"
+
+
+def test_integers_that_flip_prove_nothing_when_inputs_differ():
+    flipped = Error(1.0, u=0.0)
+    assert grow([Error(1e-4, u=U)], [flipped, Error(1e-4, u=U)], U).verdict == "inherited"
+    assert grow([Error(1e-4, u=U)], [flipped], U).verdict == "undetermined"
+    assert grow([Error(0.0, exact=True)], [flipped], 0.0).verdict == "introduced"
+
+
+def test_sentinels_of_each_sides_dtype_match():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(4, 6)).astype(np.float32)
+    y = x.astype(np.float16)
+    x[0, :3], y[0, :3] = np.finfo(np.float32).min, np.finfo(np.float16).min
+    expected = np.linalg.norm(x[1:] - y[1:].astype(np.float64)) ** 2 + np.linalg.norm(x[0, 3:] - y[0, 3:].astype(np.float64)) ** 2
+    size = np.linalg.norm(np.concatenate([x[1:].ravel(), x[0, 3:]]))
+    assert between(x, y, U).value == pytest.approx(np.sqrt(expected) / size)
+    y[0, 3] = np.finfo(np.float16).min
+    assert between(x, y, U).value > 1
+    mask = np.where(np.arange(6) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
+    assert between(mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U).exact

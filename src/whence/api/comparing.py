@@ -182,6 +182,8 @@ class _Comparing:
             return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, _u(a, b))
+        if error.value is None and error.u and measured.tier != "none" and (arrays := self._arrays(slot)) is not None:
+            error = judge.between(*arrays, error.u)
         if error.u and (at := judge.lone_element(measured)) is not None:
             error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self.again.spread(slot.reference_record, measured)

@@ -41,7 +41,7 @@ def drift(reference: Record, target: Record) -> Drift | None:
         if x.fourth_sum is not None and y.fourth_sum is not None:
             higher = abs(x.fourth_sum - y.fourth_sum) / (4 * x.fourth_sum or _TINY)
             if x.cube_sum is not None and y.cube_sum is not None:
-                size = (x.fourth_sum**3 * a.count) ** 0.25  # at least the sum of |x|^3 (Hölder)
+                size = x.fourth_sum**0.75 * a.count**0.25  # at least the sum of |x|^3 (Hölder)
                 higher = max(higher, abs(x.cube_sum - y.cube_sum) / (size or _TINY))
     return Drift(max(abs(low - low2), abs(high - high2)) / big, abs(mean - mean2) / rms, moment, higher)
 

@@ -7,6 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
 from whence.judge.drift import Drift, drift
 from whence.judge.limits import LIMITS, Limits
 from whence.records import Record
@@ -58,6 +62,7 @@ class Growth:
 
 # One element has at least this share of the squared error of a tensor of at least so many elements: it stands alone.
 _LONE_SHARE, _LONE_COUNT = 0.5, 64
+_SENTINEL = 0.9  # of the largest finite value
 
 
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
@@ -69,10 +74,32 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
     return measured.max_abs_index if largest**2 > _LONE_SHARE * rmse**2 * count else None
 
 
+def between(reference: Array, target: Array, u: float) -> Error:
+    """The error of a pair without the elements that are a sentinel of the same sign on both sides (|v| >= 0.9 of the largest number).
+
+    Masks are filled with the smallest number of their dtype, which differs by dtype and swamps every norm. Source: VERDICT.md.
+    """
+    a, b = reference.astype(np.float64), target.astype(np.float64)
+    tops = [_SENTINEL * (dtypes.of(x).max_finite or np.inf) for x in (reference, target)]
+    same = (np.abs(a) >= tops[0]) & (np.abs(b) >= tops[1]) & (np.signbit(a) == np.signbit(b))
+    x, y = a[~same], b[~same]
+    if not np.array_equal(np.isfinite(x), np.isfinite(y)):
+        return Error(math.inf, u=u)
+    size, apart = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
+    return Error(apart / size if size else (0.0 if apart == 0 else math.inf), exact=apart == 0, u=u)
+
+
+def _filled(record: Record) -> bool:
+    s, top = record.statistics, dtypes.named(record.dtype).max_finite if record.dtype in dtypes.DTYPES else None
+    return bool(s and top and s.min is not None and s.max is not None and max(-s.min, s.max) >= _SENTINEL * top)
+
+
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
     """The error of a pair from its elements, else from both sides' statistics. u: the coarser side's unit roundoff (0: exact kind)."""
     if measured.identical:
         return Error(0.0, exact=True, u=u)
+    if _filled(reference) and _filled(target):
+        return Error(None, u=u, why="filled with the smallest number of each side's dtype, as masks are")
     if measured.tier != "none":
         mismatched = (measured.values.get("nan_mismatch") or 0) + (measured.values.get("inf_mismatch") or 0)
         if mismatched:
@@ -101,9 +128,16 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
 def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS) -> Growth:
     """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs.
 
-    Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
+    Integer inputs that differ count as e_in = 1: another index legitimately gives another row. Integer outputs that differ prove
+    nothing when inputs differ at all: which of two near ties is chosen is for the scores beside them to tell.
     """
     known_in = [e.value for e in inputs if e.value is not None]
+    if any(known_in):
+        flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
+        rest = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
+        if flipped and not any(e.value for e in rest):
+            return Growth("undetermined", 0.0, max(known_in), 1.0, "two dumps")
+        outputs = rest
     known_out = [e.value for e in outputs if e.value is not None]
     if not known_out:
         return Growth("undetermined", 0.0, 0.0, 0.0, "")

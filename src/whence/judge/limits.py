@@ -35,8 +35,8 @@ class Limits:
     z_16: float = 8.0
     growth: float = 5.0
     extreme: float = 12.0
-    mean: float = 1.0
-    moment: float = 2.25
+    mean: float = 2.5
+    moment: float = 2.5
     higher: float = 3.5
     lone: float = 10.0
     amplified: float = 2.0

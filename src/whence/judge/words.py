@@ -40,4 +40,16 @@ def of_growth(growth: Growth) -> str:
         return "nothing at its outputs could be measured"
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
     apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
-    return f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs{apart} ({growth.evidence})"
+    text = f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs{apart} ({growth.evidence})"
+    if growth.by > 1:
+        text = f"{_MOVED[growth.moved]} {growth.by:.3g} times further off than rounding and its inputs explain; {text}"
+    return text
+
+
+_MOVED = {
+    "extreme": "extremes",
+    "mean": "mean",
+    "moment": "norm",
+    "higher": "sums of cubes and fourth powers",
+    "lone": "one element",
+}
