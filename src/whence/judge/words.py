@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from whence.judge.growth import Growth
+from whence.judge.limits import LIMITS
 from whence.judge.local import Local
 
 
@@ -41,7 +42,7 @@ def of_growth(growth: Growth) -> str:
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
     apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
     text = f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs{apart} ({growth.evidence})"
-    if growth.by > 1:
+    if growth.by > 1 and (growth.evidence == "statistics" or growth.growth <= LIMITS.growth):
         text = f"{_MOVED[growth.moved]} {growth.by:.3g} times further off than rounding and its inputs explain; {text}"
     return text
 
