@@ -16,8 +16,10 @@ import numpy as np
 from whence import __version__, align, judge, metrics
 from whence.api.again import Again
 from whence.api.declaring import Declaring, Replaying, Semantics
+from whence.api.masks import alike
 from whence.api.replaying import Replayed, Replayer
 from whence.api.third import Third
+from whence.api.unread import unread
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge.policy import Policy
@@ -84,7 +86,8 @@ class _Kept(Sequence[Record]):
 
 class _Comparing:
     def __init__(self, reference: Run, target: Run, options: CompareOptions, again: Sequence[Run], third: Run | None) -> None:
-        self.reference, self.target, self.options = _Read(reference), _Read(target), options
+        self.reference, self.options = _Read(reference), options
+        self.target: Run = _Read(target)
         self.timing: dict[str, float] = {}
         self.lone: dict[tuple[int, int], float] = {}
         self.notes: list[str] = []
@@ -102,6 +105,7 @@ class _Comparing:
     def result(self) -> Comparison:
         with self._timed("plan"):
             self.plan = align.plan(self.reference, self.target)
+            self.shown, self.target = self.target, alike(self.reference, self.target, self.plan)
             self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
             self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
             self.declaring = Declaring(self.options.policy, self.reference, self.target, self.plan)
@@ -487,6 +491,8 @@ class _Comparing:
 
         What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that was rounding.
         """
+        if call.notes and call.notes[0].endswith("inside not seen"):
+            verdict = judge.of_unseen(verdict)
         if verdict.verdict not in ("noise", "inherited", "amplified"):
             return verdict
         for slot, was_given in given.items():
@@ -668,6 +674,7 @@ class _Comparing:
 
     def _coverage(self, per_call: Mapping[int, str]) -> Coverage:
         selected = align.selected(self.calls)
+        self.unread = unread(self.reference)
         for number, pair in enumerate(self.plan.pairs):
             if self._shows_no_inside(number, pair):
                 self.inside[pair.reference] = len(self._alone(pair.reference))
@@ -692,7 +699,9 @@ class _Comparing:
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.slots[index]
-        for ref in (*call.slots("output"), *call.slots("mutated")):
+        refs = (*call.slots("output"), *call.slots("mutated"))
+        there = [ref for ref in refs if ref.slot in slots or ref.record not in self.unread]
+        for ref in there or refs:
             slot = slots.get(ref.slot)
             if slot is None or self._error(slot).value is None:
                 # Empty tensors and lone reasons hold nothing that could differ.
@@ -732,7 +741,7 @@ class _Comparing:
             name = call.scope or call.root
             for slot in pair.slots:
                 key = slot.reference_record, slot.target_record
-                a, b = self.reference.records[key[0]], self.target.records[key[1]]
+                a, b = self.reference.records[key[0]], self.shown.records[key[1]]
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
-from whence.judge.structure import Structure, structure, weaker
+from whence.judge.structure import Structure, structure, weaker, without_memory
 
 F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
@@ -150,7 +150,11 @@ def measure(
         floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
         spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
     )  # fmt: skip
-    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
+    over = local.parts(limits)
+    if not mismatch and max(over["channel"], over["shift"], over["value"]) > 1:
+        local = dataclasses.replace(local, structure=without_memory(local.structure, f, r, last))
+        over = local.parts(limits)
+    return dataclasses.replace(local, score=math.inf if mismatch else max(over.values()))
 
 
 def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
