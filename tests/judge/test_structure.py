@@ -152,3 +152,23 @@ def test_rounding_alike_from_row_to_row_is_worth_fewer_rows():
 
 def test_rounding_without_memory_keeps_its_significance():
     assert planted(lambda r: r + SMALL * np.sqrt((r**2).mean()) * (np.arange(LAST) == 7)[None]).structure.shift > LIMITS.shift
+
+
+def scaled(seed, effect, *, written_out=False):
+    """16-bit outputs whose rows each have a scale from rounding inside, other in the target; and one of `effect` from a fault."""
+    rng = np.random.default_rng(seed)
+    r = rng.standard_normal((64, LAST))
+
+    def rounded():
+        return (r * (1 + 2e-3 * rng.standard_normal((64, 1)))).astype(np.float16)
+
+    y = (rounded() * (1 + effect * rng.standard_normal((64, 1)))).astype(np.float16)
+    return judge.local(y, r.astype(np.float32), rounded(), written_out=written_out)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scales_of_rows_count_beyond_those_of_the_programs_own_rounding(seed):
+    assert scaled(seed, 0.0).parts()["row"] <= 1
+    assert scaled(seed, 2e-2).parts()["row"] > 1
+    # Written out step by step a program rounds more often than it does; its patterns excuse nothing.
+    assert scaled(seed, 0.0, written_out=True).parts()["row"] > 1

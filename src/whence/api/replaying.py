@@ -172,7 +172,7 @@ class Replayer:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = run.working(stepwise=True)
             for slot, y in produced.items():
-                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot], semantics)
+                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot], semantics, written_out=True)
                 found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
         if broken and any(local.score > 1 for local in found.local.values()):
             return Replayed(refused={"": self.reference.disagreement(call)[1]})
@@ -445,8 +445,12 @@ def _measured(
     reference: tuple[Array, Array | None] | None,
     spread: Array | None,
     semantics: Semantics,
+    *,
+    written_out: bool = False,
 ) -> judge.Local:
     if r.shape != y.shape or w.shape != y.shape:
         raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
     made, again = reference if reference is not None and reference[0].shape == y.shape else (None, None)
-    return semantics.measure(slot, y, r, w, terms=terms, reference=made, reference_wide=again, spread=spread)
+    return semantics.measure(
+        slot, y, r, w, terms=terms, reference=made, reference_wide=again, spread=spread, written_out=written_out
+    )  # fmt: skip
