@@ -111,7 +111,9 @@ class _Comparing:
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
             self.again.find(self.regions)
-            verdicts = self.again.explained(self._judge(), self.locals)
+            verdicts = self._judge()
+            figures = ((call, local) for call, found in self.locals.items() for local in found.values())
+            verdicts = self.again.explained(verdicts, figures)
             verdicts = self.third.judged(verdicts, self.regions, self.first, self._error)
             verdicts = declare_patched(verdicts, self.plan.pairs, self.calls, self.target.calls)
         with self._timed("locate"):
@@ -276,7 +278,8 @@ class _Comparing:
     def _judge(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         self.first: dict[int, int] = {}
-        self.locals: list[tuple[int, judge.Local]] = []
+        self.locals: dict[int, dict[str, judge.Local]] = {}
+        self.quick: set[int] = set()
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
@@ -298,7 +301,6 @@ class _Comparing:
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._leaf(index, self.plan.pairs[index])
-        self._second_look(verdicts)
         for region, index in paired:
             pair = self.plan.pairs[index]
             if region.stretch < 0:
@@ -311,6 +313,7 @@ class _Comparing:
                 verdict = self.declaring.stretch(verdict, call, other, list(self.slots[index].values()))
                 if verdict is not None:
                     verdicts[region.call, region.stretch] = verdict
+        self._second_look(verdicts)
         return verdicts
 
     def _worst_by_step(self) -> dict[int, float]:
@@ -330,18 +333,30 @@ class _Comparing:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
         if any(v.verdict in GUILTY for v in verdicts.values()):
             return
-
-        def group(call: int) -> tuple[str, str]:
-            return align.starred(self.calls[call].scope), self.calls[call].op_type
-
-        pooled = judge.pool((group(call), local) for call, local in self.locals)
+        pooled = self._pooled()
+        spared = {call for call in self.quick if any(self._group(call, slot) in pooled for slot in self.locals[call])}
+        for call in spared:
+            # The working replay was spared: what rounds inside has patterns that only it knows.
+            pair = self.plan.pairs[self.pair_of[call]]
+            given = self._given_parameters(self.calls[call], self.slots[self.pair_of[call]])
+            self._replayed(self.pair_of[call], self.calls[call], self.target.calls[pair.target], given, thorough=True)
+        if spared:
+            pooled = self._pooled()
         for (call, stretch), verdict in verdicts.items():
-            found = pooled.get(group(call))
+            found = pooled.get((align.starred(self.calls[call].scope), self.calls[call].op_type, stretch))
             if found is not None and verdict.evidence == "replay":
                 verdicts[call, stretch] = _but_verdict(
                     verdict, verdict="introduced", confidence="likely", score=found.z / judge.LIMITS.pooled,
                     sentence=f"introduced here: {found.sentence}",
                 )  # fmt: skip
+
+    def _pooled(self) -> dict[Any, judge.Pooled]:
+        return judge.pool((self._group(call, slot), local) for call, found in self.locals.items() for slot, local in found.items())
+
+    def _group(self, call: int, slot: str) -> tuple[str, str, int]:
+        """What a call's output is a sibling of: names with their numbers starred, and the stretch that made it."""
+        stretch = -1 if self.calls[call].leaf else int(slot.partition(":")[0]) if slot[0].isdigit() else len(self.kids.get(call, ()))
+        return align.starred(self.calls[call].scope), self.calls[call].op_type, stretch
 
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
@@ -357,7 +372,7 @@ class _Comparing:
         replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
         declared, figures = self.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
-            self.locals += [(call.id, local) for local in figures]
+            self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
@@ -368,17 +383,34 @@ class _Comparing:
         verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
 
-    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
+    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replayed:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
-        replaying = self._replaying(index, call, other, given)
+        replaying = self._replaying(index, call, other, given, thorough=thorough)
         found = replaying.figures(self.declaring.masking(call, other))
         if not call.leaf:
             found = self.declaring.container(found, call, other, replaying)
-        self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
+        if self._surprising(index, found):
+            found = self.replayer.examined(call, found)
+        if not found.local:
+            return found
+        self.locals[call.id] = {slot: figures for slot, figures in found.local.items() if not figures.whole}
+        (self.quick.add if found.quick else self.quick.discard)(call.id)
         if found.inside:
             self.inside[call.id] = len(self._alone(call.id))
         return found
+
+    def _surprising(self, index: int, found: Replayed) -> bool:
+        """Is there anything that a program must be right about the reference for, before it is believed?"""
+        for slot, local in found.local.items():
+            if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(local.floor_rel, local.u):
+                return True
+            pair = self._slot(index, slot)
+            if pair is not None and (self._error(pair).value or 0.0) > judge.LIMITS.growth * (
+                (local.inherited_rel or 0.0) + local.floor_rel + 2 * local.u
+            ):
+                return True
+        return False
 
     def _alone(self, call: int) -> list[int]:
         """Calls below this one without a partner, and without one between."""
@@ -397,7 +429,7 @@ class _Comparing:
         slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
         return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
 
-    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replaying:
+    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replaying:
         replayer = self.replayer
         assert replayer is not None
 
@@ -405,7 +437,9 @@ class _Comparing:
             return self._slot(index, slot)
 
         def figures(semantics: Semantics) -> Replayed:
-            found = replayer.figures(call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics)
+            found = replayer.figures(
+                call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics, thorough=thorough
+            )  # fmt: skip
             if found.refused and call.leaf and not semantics.name:
                 self.not_replayed.add(call.id)
             return found

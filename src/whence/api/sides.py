@@ -14,7 +14,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run, children
 
-# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
+# A program is refused after it failed on so many calls without reproducing one.
 _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
@@ -26,10 +26,10 @@ class Side:
         self.run, self.allow = run, tuple(allow)
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked: Counter[Any] = Counter()
-        self._shapes: set[tuple[Any, ...]] = set()
-        self._failed: dict[tuple[Any, ...], str] = {}
-        self.contested: dict[tuple[str, str, str], float] = {}
+        self._reproduced: set[str] = set()
+        self._tried: Counter[str] = Counter()
+        self._why: dict[str, str] = {}
+        self._confirmed: dict[int, tuple[str, float]] = {}
 
     # ---- records
 
@@ -115,43 +115,41 @@ class Side:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
-
-        Raises ReplayRefused with the reason. `contested` then holds by how much, if it failed on a module's first call by more
-        than rounding: either what ran there is broken, or something ran that no program shows.
-        """
-        program = self.program(call)
-        slots = self.records(call, (*program.inputs, *program.params))
-        module = (program.id, call.root, call.scope)
-        form = (*module, *(self.run.records[r].shape for r in slots.values()))
-        for key in (module, form):
-            if key in self._failed:
-                raise ReplayRefused(self._failed[key])
+        """The program of a call, once it reproduced what a call recorded that it serves. Raises ReplayRefused with the reason."""
         loaded = self.load(call)
-        shapes = (program.id, *form[3:])
-        if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
+        program = loaded.program.id
+        if program in self._reproduced:
             return loaded
-        try:
-            why = self._check(call, loaded, slots)
-        except (ReplayRefused, ElementsMissing) as error:
-            why = str(error)
+        if self._tried[program] >= _CHECKS and call.id not in self._confirmed:
+            raise ReplayRefused(self._why[program])
+        why, _ = self.confirm(call)
         if why:
-            reason = f"the program does not reproduce its own recording: {why}"
-            # Right for some extents and wrong for others is no reason to distrust it where it was right.
-            others = shapes not in self._shapes and self._checked[module]
-            self._failed[form if others else module] = reason
-            if not self._checked[module] and (score := self._score(call, loaded, slots)) > 1:
-                self.contested[module] = score
-            raise ReplayRefused(reason)
-        self._checked[program.id] += 1
-        self._checked[module] += 1
-        self._shapes.add(shapes)
+            self._tried[program] += 1
+            self._why.setdefault(program, why)
+            raise ReplayRefused(why)
         return loaded
 
-    def disagreement(self, call: Call) -> tuple[float, str]:
-        """(by how many times what rounding explains its module's recording disagrees with the program, why it was refused)."""
-        module = (call.program, call.root, call.scope)
-        return self.contested.get(module, 0.0), self._failed.get(module, "")
+    def confirm(self, call: Call) -> tuple[str, float]:
+        """("", 0) when the call's program reproduces what this very call recorded, else (why not, by how many times rounding).
+
+        A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
+        finds wrong with a target is believed only where it is right about the reference.
+        """
+        found = self._confirmed.get(call.id)
+        if found is None:
+            loaded = self.load(call)
+            slots = self.records(call, (*loaded.program.inputs, *loaded.program.params))
+            try:
+                why = self._check(call, loaded, slots)
+            except (ReplayRefused, ElementsMissing) as error:
+                why = str(error)
+            found = ("", 0.0)
+            if why:
+                found = (f"the program does not reproduce its own recording: {why}", self._score(call, loaded, slots))
+            else:
+                self._reproduced.add(loaded.program.id)
+            self._confirmed[call.id] = found
+        return found
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
         from whence.replay.check import check
