@@ -17,6 +17,7 @@ from whence import __version__, align, judge, metrics
 from whence.api.again import Again
 from whence.api.declaring import Declaring, Replaying, Semantics
 from whence.api.replaying import Replayed, Replayer
+from whence.api.sampling import Sampling
 from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -37,7 +38,8 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what). policy: declared differences.
+    replayed. policy: declared differences. sample: "all" replays every call, "auto" a few steps of many and what stands out.
+    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
     """
 
     replay: bool = True
@@ -48,6 +50,8 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    sample: str = "auto"
+    budget: float | None = None
     policy: Policy | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
@@ -137,7 +141,10 @@ class _Comparing:
             unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
-            notes=(*self.again.notes, *self.third.notes, *self.notes, *self.declaring.notes(), *self._run_notes()),
+            notes=(
+                *self.again.notes, *self.third.notes, *self.sampling.notes(len(self.not_replayed)), *self.notes, *self.declaring.notes(),
+                *self._run_notes(),
+            ),
             declared=self.declaring.summary(),
             repetition=self.again.summary(), third=self.third.summary(verdicts, self.plan.pairs),
             without_partner=self._without_partner(),
@@ -294,13 +301,22 @@ class _Comparing:
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
+        self.postponed: dict[int, int] = {}
+        self.widened: set[tuple[str, str]] = set()
+        self.sampling = Sampling(self.calls, everything=self.options.sample == "all", budget=self.options.budget)
         verdicts: dict[tuple[int, int], Verdict] = {}
         paired = [(region, self.pair_of[region.call]) for region in self.regions if region.call in self.pair_of]
+
         # All calls of one module together: its parameters are converted once. The order within a module stays.
-        leaves = sorted((item for item in paired if item[0].stretch < 0), key=lambda item: self.calls[item[0].call].scope)
+        def order(item: tuple[Region, int]) -> tuple[bool, str]:
+            call = self.calls[item[0].call]
+            return not self.sampling.first(call), call.scope
+
+        leaves = sorted((item for item in paired if item[0].stretch < 0), key=order)
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._leaf(index, self.plan.pairs[index])
+        self._widen(verdicts)
         for region, index in paired:
             pair = self.plan.pairs[index]
             if region.stretch < 0:
@@ -377,11 +393,36 @@ class _Comparing:
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return self._unless_unexplained(call, slots, given, first)
+        reason = self._postponed(call, index, judge.grow(in_errors, out_errors, u))
+        if reason:
+            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=reason)))
         found = self._replayed(index, call, other, given)
         if not found.local:
             return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
         verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
+
+    def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
+        """Why this call is not replayed now, "" when it is."""
+        stands_out = (
+            growth.growth > judge.LIMITS.amplified or growth.by > 1 or not np.isfinite(growth.e_out) or growth.verdict == "undetermined"
+        )
+        widened = (call.root, call.scope) in self.widened
+        reason = self.sampling.reason(call, stands_out=stands_out or widened)
+        if reason:
+            self.not_replayed.add(call.id)
+            self.postponed[call.id] = index
+        else:
+            self.not_replayed.discard(call.id)
+        return reason
+
+    def _widen(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
+        """A module that is at fault in a step that was replayed is looked at in all."""
+        guilty = (self.calls[call] for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY)
+        self.widened = {(call.root, call.scope) for call in guilty}
+        for call, index in list(self.postponed.items()):
+            if (self.calls[call].root, self.calls[call].scope) in self.widened:
+                verdicts[call, -1] = self._leaf(index, self.plan.pairs[index])
 
     def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replayed:
         """What a replay of this call finds, all its outputs together."""
@@ -591,6 +632,9 @@ class _Comparing:
             return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
         if all(e.exact for e in errors_out) or self.replayer is None:
             return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+        reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
+        if reason:
+            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u), note=reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         rest = [self._error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
@@ -778,7 +822,8 @@ class _Comparing:
         if finding.pair < 0 or finding.verdict == "param-diff":
             return finding
         slots = self.slots[finding.pair]
-        slot = slots.get(finding.slot) or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
+        slot = self._slot(finding.pair, finding.slot) if finding.slot else None
+        slot = slot or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
         if slot is None:
             return finding
         measured = self.measured[slot.reference_record, slot.target_record]
@@ -788,9 +833,19 @@ class _Comparing:
             return finding
         numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
         return _but_finding(
-            finding, slot=slot.reference_slot, worst_index=at, worst_reference=_number(arrays[0][at]), worst_target=_number(arrays[1][at]),
+            finding, slot=self._slot_name(finding, slot), worst_index=at, worst_reference=_number(arrays[0][at]),
+            worst_target=_number(arrays[1][at]),
             numbers={**finding.numbers, **numbers},
         )  # fmt: skip
+
+    def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
+        """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
+        k, colon, name = finding.slot.partition(":")
+        kids = self.kids.get(self.plan.pairs[finding.pair].reference, [])
+        if not colon or not k.isdigit() or int(k) >= len(kids):
+            return slot.reference_slot
+        child = self.calls[kids[int(k)]]
+        return f"{child.scope.rpartition('.')[2] or child.op_type}:{name}"
 
     def _without_partner(self) -> dict[str, tuple[str, ...]]:
         def names(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
