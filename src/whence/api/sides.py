@@ -93,6 +93,11 @@ class Side:
             raise ReplayRefused("its program was not written (the capture ended early)")
         return program
 
+    def notes(self) -> list[str]:
+        """How many programs reproduce their recording, but not bitwise, in words."""
+        told = Counter(loaded.check_note.partition(": ")[2] or loaded.check_note for loaded in self._loaded.values() if loaded.check_note)
+        return [f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()]
+
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""
         program = self.program(call)
@@ -169,7 +174,7 @@ class Side:
             with Threads(threads):
                 why = check(loaded, arrays, arrays, outputs, strides)
         if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
+            loaded.check_note = "replay: recorded on another machine or device, reproduced within its own rounding"
             return ""
         return why
 
