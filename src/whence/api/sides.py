@@ -63,10 +63,11 @@ class Side:
             {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
         )
 
-    def lent(self, record: int | None) -> Array | None:
+    def lent(self, record: int | None, working: str = "recorded") -> Array | None:
         """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
 
-        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        A fused attention takes no mask where another does; what code made of no activation is not noisy. working: the dtype to
+        have it in, if of 16 bits; what stands for "masked" becomes the smallest number of that.
         """
         if record is None:
             return None
@@ -80,6 +81,10 @@ class Side:
             top = _SENTINEL * (kind.max_finite or np.inf)
             if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
                 return None
+            if working in ("bfloat16", "float16") and kind.kind != "complex":
+                limit = float(dtypes.named(working).max_finite or np.inf)
+                held = array.astype(np.float64)
+                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(dtypes.named(working).numpy)
         return array
 
     # ---- programs
