@@ -34,7 +34,7 @@ class Chain:
     ) -> None:  # fmt: skip
         self.side, self.working, self._held, self._noise = side, working, held, noise
         self.state: dict[int, Array] = dict(state or {})
-        self.calls = 0
+        self.ran: list[Call] = []
         self.length = 1
 
     def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -48,7 +48,7 @@ class Chain:
                 continue
             array = given.get(slot)
             array = array if array is not None else self.state.get(own.get(slot, -1))
-            array = array if array is not None else self.side.lent(own.get(slot))
+            array = array if array is not None else self.side.lent(own.get(slot), self.working)
             if array is not None:
                 inputs[slot] = array
         there = {*inputs, *program.params, *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid))}
@@ -60,7 +60,7 @@ class Chain:
         made: dict[str, Array] = loaded.run(
             inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed)
         )  # fmt: skip
-        self.calls += 1
+        self.ran.append(call)
         self.length = max(self.length, loaded.length)
         left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
         self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)
@@ -74,11 +74,13 @@ class Chain:
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
-        """The slots that the k-th child (call `kid`) fills in the program above it."""
+        """The slots that the k-th child (call `kid`) fills in the program above it: what it is given, and what it leaves."""
+        call = self.side.run.calls[kid]
         try:
-            return [f"{k}:{slot}" for slot, _ in self.side.program(self.side.run.calls[kid]).outputs if not slot[0].isdigit()]
+            made = [slot for slot, _ in self.side.program(call).outputs if not slot[0].isdigit()]
         except ReplayRefused:
             return []
+        return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))]
 
     def _noisy(self, array: Array) -> Array:
         kind = dtypes.of(array)

@@ -29,6 +29,8 @@ def compare(
     again: Sequence[str | os.PathLike[str] | Run] = (),
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
+    sample: str = "auto",
+    budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -39,6 +41,8 @@ def compare(
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
+    sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
+    budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api.comparing import CompareOptions, compare_runs
@@ -46,6 +50,10 @@ def compare(
 
     if tier not in ("core", "full"):
         raise UsageError(f"tier {tier!r}: core or full")
+    if sample not in ("auto", "all"):
+        raise UsageError(f"sample {sample!r}: auto or all")
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"budget {budget}: seconds, 0 or more")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     _check_again(reference, again)
@@ -58,7 +66,8 @@ def compare(
         return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
     options = CompareOptions(
-        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, progress=progress
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, sample=sample,
+        budget=budget, progress=progress
     )  # fmt: skip
     left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)

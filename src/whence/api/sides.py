@@ -14,7 +14,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run, children
 
-# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
+# A program is refused after it failed on so many calls without reproducing one.
 _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
@@ -26,10 +26,10 @@ class Side:
         self.run, self.allow = run, tuple(allow)
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked: Counter[Any] = Counter()
-        self._shapes: set[tuple[Any, ...]] = set()
-        self._failed: dict[tuple[Any, ...], str] = {}
-        self.contested: dict[tuple[str, str, str], float] = {}
+        self._reproduced: set[str] = set()
+        self._tried: Counter[str] = Counter()
+        self._why: dict[str, str] = {}
+        self._confirmed: dict[int, tuple[str, float]] = {}
 
     # ---- records
 
@@ -63,10 +63,11 @@ class Side:
             {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
         )
 
-    def lent(self, record: int | None) -> Array | None:
+    def lent(self, record: int | None, working: str = "recorded") -> Array | None:
         """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
 
-        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        A fused attention takes no mask where another does; what code made of no activation is not noisy. working: the dtype to
+        have it in, if of 16 bits; what stands for "masked" becomes the smallest number of that.
         """
         if record is None:
             return None
@@ -80,6 +81,10 @@ class Side:
             top = _SENTINEL * (kind.max_finite or np.inf)
             if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
                 return None
+            if working in ("bfloat16", "float16") and kind.kind != "complex":
+                limit = float(dtypes.named(working).max_finite or np.inf)
+                held = array.astype(np.float64)
+                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(dtypes.named(working).numpy)
         return array
 
     # ---- programs
@@ -92,6 +97,11 @@ class Side:
         if program is None:
             raise ReplayRefused("its program was not written (the capture ended early)")
         return program
+
+    def notes(self) -> list[str]:
+        """How many programs reproduce their recording, but not bitwise, in words."""
+        told = Counter(loaded.check_note.partition(": ")[2] or loaded.check_note for loaded in self._loaded.values() if loaded.check_note)
+        return [f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()]
 
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""
@@ -115,43 +125,41 @@ class Side:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
-
-        Raises ReplayRefused with the reason. `contested` then holds by how much, if it failed on a module's first call by more
-        than rounding: either what ran there is broken, or something ran that no program shows.
-        """
-        program = self.program(call)
-        slots = self.records(call, (*program.inputs, *program.params))
-        module = (program.id, call.root, call.scope)
-        form = (*module, *(self.run.records[r].shape for r in slots.values()))
-        for key in (module, form):
-            if key in self._failed:
-                raise ReplayRefused(self._failed[key])
+        """The program of a call, once it reproduced what a call recorded that it serves. Raises ReplayRefused with the reason."""
         loaded = self.load(call)
-        shapes = (program.id, *form[3:])
-        if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
+        program = loaded.program.id
+        if program in self._reproduced:
             return loaded
-        try:
-            why = self._check(call, loaded, slots)
-        except (ReplayRefused, ElementsMissing) as error:
-            why = str(error)
+        if self._tried[program] >= _CHECKS and call.id not in self._confirmed:
+            raise ReplayRefused(self._why[program])
+        why, _ = self.confirm(call)
         if why:
-            reason = f"the program does not reproduce its own recording: {why}"
-            # Right for some extents and wrong for others is no reason to distrust it where it was right.
-            others = shapes not in self._shapes and self._checked[module]
-            self._failed[form if others else module] = reason
-            if not self._checked[module] and (score := self._score(call, loaded, slots)) > 1:
-                self.contested[module] = score
-            raise ReplayRefused(reason)
-        self._checked[program.id] += 1
-        self._checked[module] += 1
-        self._shapes.add(shapes)
+            self._tried[program] += 1
+            self._why.setdefault(program, why)
+            raise ReplayRefused(why)
         return loaded
 
-    def disagreement(self, call: Call) -> tuple[float, str]:
-        """(by how many times what rounding explains its module's recording disagrees with the program, why it was refused)."""
-        module = (call.program, call.root, call.scope)
-        return self.contested.get(module, 0.0), self._failed.get(module, "")
+    def confirm(self, call: Call) -> tuple[str, float]:
+        """("", 0) when the call's program reproduces what this very call recorded, else (why not, by how many times rounding).
+
+        A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
+        finds wrong with a target is believed only where it is right about the reference.
+        """
+        found = self._confirmed.get(call.id)
+        if found is None:
+            loaded = self.load(call)
+            slots = self.records(call, (*loaded.program.inputs, *loaded.program.params))
+            try:
+                why = self._check(call, loaded, slots)
+            except (ReplayRefused, ElementsMissing) as error:
+                why = str(error)
+            found = ("", 0.0)
+            if why:
+                found = (f"the program does not reproduce its own recording: {why}", self._score(call, loaded, slots))
+            else:
+                self._reproduced.add(loaded.program.id)
+            self._confirmed[call.id] = found
+        return found
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
         from whence.replay.check import check
@@ -176,7 +184,7 @@ class Side:
             with without_onednn():
                 why = check(loaded, arrays, arrays, outputs, strides) and why
         if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
+            loaded.check_note = "replay: recorded on another machine or device, reproduced within its own rounding"
             return ""
         return why
 
