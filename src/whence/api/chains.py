@@ -75,10 +75,7 @@ class Chain:
 
     def leaves(self, k: int, kid: int) -> list[str]:
         """The slots that the k-th child (call `kid`) fills in the program above it."""
-        try:
-            return [f"{k}:{slot}" for slot, _ in self.side.program(self.side.run.calls[kid]).outputs if not slot[0].isdigit()]
-        except ReplayRefused:
-            return []
+        return [f"{k}:{slot}" for slot in self.side.left(self.side.run.calls[kid])]
 
     def _noisy(self, array: Array) -> Array:
         kind = dtypes.of(array)

@@ -16,6 +16,7 @@ import numpy as np
 from whence import __version__, align, judge, metrics
 from whence.api.again import Again
 from whence.api.declaring import Declaring, Replaying, Semantics
+from whence.api.modelling import Models
 from whence.api.replaying import Replayed, Replayer
 from whence.api.third import Third
 from whence.dtypes import Array
@@ -38,6 +39,7 @@ class CompareOptions:
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
     replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what). policy: declared differences.
+    model: the user's own, for calls of the reference without a usable program.
     """
 
     replay: bool = True
@@ -49,6 +51,7 @@ class CompareOptions:
     allow: tuple[str, ...] = ()
     threads: int | None = None
     policy: Policy | None = None
+    model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -93,7 +96,9 @@ class _Comparing:
         self.kids, self.target_kids = children(self.calls), children(self.target.calls)
         with self._timed("again"):
             further = [_Read(run) for run in again]
-            self.again = Again(self.reference, further, allow=options.allow, threads=options.threads, tell=self._tell)
+            self.again = Again(
+                self.reference, further, allow=options.allow, model=options.model, threads=options.threads, tell=self._tell
+            )  # fmt: skip
         with self._timed("third"):
             self.third = Third(self.reference, self.target, _Read(third) if third is not None else None, tell=self._tell)
 
@@ -135,7 +140,10 @@ class _Comparing:
             unmatched=len(self.plan.unmatched_reference) - coverage.inside + len(self.plan.unmatched_target) + len(self.plan.ambiguous),
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
-            notes=(*self.again.notes, *self.third.notes, *self.notes, *self.declaring.notes(), *self._run_notes()),
+            notes=(
+                *self.again.notes, *self.third.notes, *self.notes, *self.declaring.notes(),
+                *(self.options.model.note() if self.options.model is not None else ()), *self._run_notes(),
+            ),
             declared=self.declaring.summary(),
             repetition=self.again.summary(), third=self.third.summary(verdicts, self.plan.pairs),
             without_partner=self._without_partner(),
@@ -286,7 +294,7 @@ class _Comparing:
         if self.options.replay:
             self.replayer = Replayer(
                 self.reference, self.target, paired=self.pair_of, inner=self._inner_parameter, allow=self.options.allow,
-                spread=self.again.elementwise,
+                spread=self.again.elementwise, model=self.options.model,
             )  # fmt: skip
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
@@ -685,7 +693,7 @@ class _Comparing:
             len(self.plan.pairs),
             measured,
             len(self.plan.pairs) - len(self.not_replayed) + sum(self.inside.values()) if self.replayer is not None else 0,
-            sum(1 for c in selected if c.program),
+            sum(1 for c in selected if c.program or (self.options.model is not None and c.id in self.options.model.calls)),
             root_ok,
             sum(self.inside.values()),
         )

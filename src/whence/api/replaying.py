@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.locate import first_parting, only_operator, program_difference
 from whence.records import Call, Program, Run
 from whence.results import SlotPair
+
+if TYPE_CHECKING:
+    from whence.api.modelling import Models
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
@@ -82,16 +85,17 @@ class Replayer:
 
     Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
     inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run. spread: of
-    a record of the reference, by how much each element differs between its runs (`Again.elementwise`).
+    a record of the reference, by how much each element differs between its runs (`Again.elementwise`). model: the user's, for calls
+    of the reference without a usable program.
     """
 
     def __init__(
         self, reference: Run, target: Run, *, paired: Collection[int] = (),
         inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
-        spread: Callable[[int], Array | None] = lambda _: None,
+        spread: Callable[[int], Array | None] = lambda _: None, model: Models | None = None,
     ) -> None:  # fmt: skip
         self.paired, self.inner, self.spread = paired, inner, spread
-        self.reference, self.target = Side(reference, allow), Side(target, allow)
+        self.reference, self.target = Side(reference, allow, model), Side(target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._held_bytes = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run, children
 
+if TYPE_CHECKING:
+    from whence.api.modelling import Models
+
 # A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
 _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
@@ -22,8 +25,8 @@ _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 class Side:
     """A run with its programs, each loaded once and used only after it reproduced its own recording."""
 
-    def __init__(self, run: Run, allow: Sequence[str] = ()) -> None:
-        self.run, self.allow = run, tuple(allow)
+    def __init__(self, run: Run, allow: Sequence[str] = (), model: Models | None = None) -> None:
+        self.run, self.allow, self.model = run, tuple(allow), model
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
         self._checked: Counter[Any] = Counter()
@@ -115,19 +118,53 @@ class Side:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, after it reproduced recorded outputs: of each module's first call, of a few calls, for all extents.
+        """The program of a call, or else the module of the user's model, after it reproduced recorded outputs.
 
-        Raises ReplayRefused with the reason. `contested` then holds by how much, if it failed on a module's first call by more
-        than rounding: either what ran there is broken, or something ran that no program shows.
+        Of each module's first call, of a few calls, for all extents. Raises ReplayRefused with the reason. `contested` then holds by
+        how much, if it failed on a module's first call by more than rounding: either what ran there is broken, or something ran
+        that no program shows.
         """
-        program = self.program(call)
+        try:
+            return self._reproducing(call, self.program(call), lambda: self.load(call))
+        except ReplayRefused as refused:
+            if self.model is None:
+                raise
+            try:
+                borrowed = self._borrowed(self.model, call)
+                self._reproducing(call, borrowed.program, lambda: borrowed)
+            except (ReplayRefused, ElementsMissing) as also:
+                raise ReplayRefused(f"{refused}; --model {self.model.words}: {also}") from None
+            if call.id not in self.model.calls:
+                self.model.calls.add(call.id)
+                self.model.used[call.scope or call.root, borrowed.kind] += 1
+            return borrowed
+
+    def left(self, call: Call) -> list[str]:
+        """The slots that a replay of this call fills, [] when it cannot be replayed."""
+        try:
+            program = self.program(call) if self.model is None else self.trusted(call).program
+        except ReplayRefused:
+            return []
+        return [slot for slot, _ in program.outputs if not slot[0].isdigit()]
+
+    def _borrowed(self, model: Models, call: Call) -> Any:
+        kids = [self.run.calls[k] for k in self.children(call.id)]
+        known = {r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape) for r in call.refs}
+        settings = align.settings_of(self.run).get(call.root, {})
+        grad = "inference_mode" if settings.get("inference_mode") else "grad" if settings.get("grad") else "no_grad"
+        return model.borrowed(
+            call, kids, known, lambda kid: self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0], grad
+        )  # fmt: skip
+
+    def _reproducing(self, call: Call, program: Program, load: Callable[[], Any]) -> Any:
+        """What `load` gives, after it reproduced recorded outputs. Raises ReplayRefused."""
         slots = self.records(call, (*program.inputs, *program.params))
         module = (program.id, call.root, call.scope)
         form = (*module, *(self.run.records[r].shape for r in slots.values()))
         for key in (module, form):
             if key in self._failed:
                 raise ReplayRefused(self._failed[key])
-        loaded = self.load(call)
+        loaded = load()
         shapes = (program.id, *form[3:])
         if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
             return loaded
@@ -136,7 +173,7 @@ class Side:
         except (ReplayRefused, ElementsMissing) as error:
             why = str(error)
         if why:
-            reason = f"the program does not reproduce its own recording: {why}"
+            reason = f"{getattr(loaded, 'words', 'the program')} does not reproduce its own recording: {why}"
             # Right for some extents and wrong for others is no reason to distrust it where it was right.
             others = shapes not in self._shapes and self._checked[module]
             self._failed[form if others else module] = reason
@@ -170,8 +207,9 @@ class Side:
             # Sums over threads round otherwise: once more with as many as the capture had.
             with Threads(threads):
                 why = check(loaded, arrays, arrays, outputs, strides)
-        if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = "recorded on another machine or device: reproduced within its own rounding"
+        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _compiled(call)
+        if why and elsewhere and self._score(call, loaded, slots) <= 1:
+            loaded.check_note = f"{elsewhere}: reproduced within its own rounding"
             return ""
         return why
 
@@ -199,3 +237,8 @@ class Side:
     def _recorded_threads(self) -> int:
         counts = [s.get("threads") for s in align.settings_of(self.run).values()]
         return max((n for n in counts if isinstance(n, int)), default=1)
+
+
+def _compiled(call: Call) -> str:
+    """Words when what ran was compiled code, which fuses and so rounds otherwise than the same code run as it is; else ""."""
+    return "recorded from compiled code" if call.no_program.startswith(("compiled", "runs compiled", "scripted")) else ""
