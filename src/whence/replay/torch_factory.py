@@ -364,6 +364,9 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         base = func._schema.name.partition("::")[2]
+        # mm of a CPU tensor and a meta tensor gives uninitialised memory and no error.
+        if any(t.device.type == "meta" for t in tensors_in([*args, *kwargs.values()])):
+            raise ReplayRefused("it uses a weight of a module below it without calling that module")
         if base != "view":  # view.dtype reads the same bits as another dtype
             args = tuple(self._dtype(a) for a in args)
             kwargs = {name: self._dtype(value) for name, value in kwargs.items()}
