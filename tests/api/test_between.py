@@ -276,3 +276,57 @@ def test_parts_of_a_model_may_show_no_inside(tmp_path):
     (tmp_path / "2").mkdir()
     result = compared(tmp_path / "2", faulty)
     assert [f.name for f in result.findings] == ["blocks.1"]
+
+
+# ---- many steps, little time
+
+
+def captured_steps(model, path, steps, fault=None):
+    with torch.no_grad(), whence.capture(model, path):
+        for step in range(steps):
+            if fault is not None and fault[0] == step:
+                fault[1](model)
+            model((IDS + step) % 50)
+    return path
+
+
+def test_of_many_steps_three_are_replayed_and_what_stands_out(tmp_path):
+    reference = captured_steps(Model().eval(), tmp_path / "ref", 20)
+    target = captured_steps(Model().eval().bfloat16(), tmp_path / "tgt", 20)
+    result = whence.compare(reference, target)
+    assert result.status == "same"
+    assert 3 * 36 <= result.coverage.replayed < 10 * 36
+    assert any("steps 0, 10, 19 of 20" in note for note in result.notes)
+    assert any("not among the sampled steps (0, 10, 19)" in v.sentence for v in result.verdicts)
+    everything = whence.compare(reference, target, sample="all")
+    assert (everything.status, everything.coverage.replayed, everything.notes) == ("same", 20 * 36, ())
+
+
+def test_a_fault_in_a_step_that_is_not_sampled_stands_out(tmp_path):
+    def change(model):
+        model.blocks[1].norm2.eps = 0.1
+
+    reference = captured_steps(Model().eval(), tmp_path / "ref", 20)
+    target = captured_steps(Model().eval(), tmp_path / "tgt", 20, fault=(13, change))
+    result = whence.compare(reference, target)
+    assert [(f.name, f.step) for f in result.findings] == [("blocks.1.norm2", 13)]
+    # It was looked at in every step from there on, and the steps before are as they were.
+    assert sum(v.verdict == "introduced" for v in result.verdicts) == 7
+
+
+def test_without_time_the_dumps_must_do(tmp_path):
+    reference = captured(Model().eval(), tmp_path / "ref")
+    target = Model().eval()
+    residual(target)
+    result = whence.compare(reference, captured(target, tmp_path / "tgt"), budget=0)
+    assert (result.status, result.evidence) == ("different", "two dumps")
+    assert result.coverage.replayed < result.coverage.calls
+    assert "the time budget was spent" in result.notes[0]
+    assert result.findings[0].name == "blocks.1"
+
+
+def test_unknown_ways_to_sample_are_refused(tmp_path):
+    path = captured(Model().eval(), tmp_path / "ref")
+    for given, text in (({"sample": "some"}, "auto or all"), ({"budget": -1.0}, "0 or more")):
+        with pytest.raises(whence.errors.UsageError, match=text):
+            whence.compare(path, path, **given)

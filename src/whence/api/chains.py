@@ -34,7 +34,7 @@ class Chain:
     ) -> None:  # fmt: skip
         self.side, self.working, self._held, self._noise = side, working, held, noise
         self.state: dict[int, Array] = dict(state or {})
-        self.calls = 0
+        self.ran: list[Call] = []
         self.length = 1
 
     def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -60,7 +60,7 @@ class Chain:
         made: dict[str, Array] = loaded.run(
             inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed)
         )  # fmt: skip
-        self.calls += 1
+        self.ran.append(call)
         self.length = max(self.length, loaded.length)
         left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
         self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)

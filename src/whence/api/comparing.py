@@ -18,6 +18,7 @@ from whence.api.again import Again
 from whence.api.declaring import Declaring, Replaying, Semantics
 from whence.api.modelling import Models
 from whence.api.replaying import Replayed, Replayer
+from whence.api.sampling import Sampling
 from whence.api.third import Third
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -38,7 +39,8 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. threads: for measuring; None takes all cores. progress: called with (done, of, what). policy: declared differences.
+    replayed. policy: declared differences. sample: "all" replays every call, "auto" a few steps of many and what stands out.
+    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
     """
 
@@ -50,6 +52,8 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    sample: str = "auto"
+    budget: float | None = None
     policy: Policy | None = None
     model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
@@ -116,7 +120,9 @@ class _Comparing:
         with self._timed("judge"):
             self.regions = list(regions(self.calls))
             self.again.find(self.regions)
-            verdicts = self.again.explained(self._judge(), self.locals)
+            verdicts = self._judge()
+            figures = ((call, local) for call, found in self.locals.items() for local in found.values())
+            verdicts = self.again.explained(verdicts, figures)
             verdicts = self.third.judged(verdicts, self.regions, self.first, self._error)
             verdicts = declare_patched(verdicts, self.plan.pairs, self.calls, self.target.calls)
         with self._timed("locate"):
@@ -141,7 +147,7 @@ class _Comparing:
             incomparable=self._incomparable(), inputs_differ=tuple(self.inputs_differ), versions=self._versions(), plan=self.plan,
             rows=tuple(self._rows(per_call)), verdicts=every, headline=why,
             notes=(
-                *self.again.notes, *self.third.notes, *self.notes, *self.declaring.notes(),
+                *self.again.notes, *self.third.notes, *self.sampling.notes(len(self.not_replayed)), *self.notes, *self.declaring.notes(),
                 *(self.options.model.note() if self.options.model is not None else ()), *self._run_notes(),
             ),
             declared=self.declaring.summary(),
@@ -284,7 +290,8 @@ class _Comparing:
     def _judge(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         self.first: dict[int, int] = {}
-        self.locals: list[tuple[int, judge.Local]] = []
+        self.locals: dict[int, dict[str, judge.Local]] = {}
+        self.quick: set[int] = set()
         self.worst = self._worst_by_step()
         self.first_params: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.parameter_cache: dict[tuple[int, int], judge.ParameterDifference] = {}
@@ -299,14 +306,22 @@ class _Comparing:
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
+        self.postponed: dict[int, int] = {}
+        self.widened: set[tuple[str, str]] = set()
+        self.sampling = Sampling(self.calls, everything=self.options.sample == "all", budget=self.options.budget)
         verdicts: dict[tuple[int, int], Verdict] = {}
         paired = [(region, self.pair_of[region.call]) for region in self.regions if region.call in self.pair_of]
+
         # All calls of one module together: its parameters are converted once. The order within a module stays.
-        leaves = sorted((item for item in paired if item[0].stretch < 0), key=lambda item: self.calls[item[0].call].scope)
+        def order(item: tuple[Region, int]) -> tuple[bool, str]:
+            call = self.calls[item[0].call]
+            return not self.sampling.first(call), call.scope
+
+        leaves = sorted((item for item in paired if item[0].stretch < 0), key=order)
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._leaf(index, self.plan.pairs[index])
-        self._second_look(verdicts)
+        self._widen(verdicts)
         for region, index in paired:
             pair = self.plan.pairs[index]
             if region.stretch < 0:
@@ -319,6 +334,7 @@ class _Comparing:
                 verdict = self.declaring.stretch(verdict, call, other, list(self.slots[index].values()))
                 if verdict is not None:
                     verdicts[region.call, region.stretch] = verdict
+        self._second_look(verdicts)
         return verdicts
 
     def _worst_by_step(self) -> dict[int, float]:
@@ -338,18 +354,30 @@ class _Comparing:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
         if any(v.verdict in GUILTY for v in verdicts.values()):
             return
-
-        def group(call: int) -> tuple[str, str]:
-            return align.starred(self.calls[call].scope), self.calls[call].op_type
-
-        pooled = judge.pool((group(call), local) for call, local in self.locals)
+        pooled = self._pooled()
+        spared = {call for call in self.quick if any(self._group(call, slot) in pooled for slot in self.locals[call])}
+        for call in spared:
+            # The working replay was spared: what rounds inside has patterns that only it knows.
+            pair = self.plan.pairs[self.pair_of[call]]
+            given = self._given_parameters(self.calls[call], self.slots[self.pair_of[call]])
+            self._replayed(self.pair_of[call], self.calls[call], self.target.calls[pair.target], given, thorough=True)
+        if spared:
+            pooled = self._pooled()
         for (call, stretch), verdict in verdicts.items():
-            found = pooled.get(group(call))
+            found = pooled.get((align.starred(self.calls[call].scope), self.calls[call].op_type, stretch))
             if found is not None and verdict.evidence == "replay":
                 verdicts[call, stretch] = _but_verdict(
                     verdict, verdict="introduced", confidence="likely", score=found.z / judge.LIMITS.pooled,
                     sentence=f"introduced here: {found.sentence}",
                 )  # fmt: skip
+
+    def _pooled(self) -> dict[Any, judge.Pooled]:
+        return judge.pool((self._group(call, slot), local) for call, found in self.locals.items() for slot, local in found.items())
+
+    def _group(self, call: int, slot: str) -> tuple[str, str, int]:
+        """What a call's output is a sibling of: names with their numbers starred, and the stretch that made it."""
+        stretch = -1 if self.calls[call].leaf else int(slot.partition(":")[0]) if slot[0].isdigit() else len(self.kids.get(call, ()))
+        return align.starred(self.calls[call].scope), self.calls[call].op_type, stretch
 
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
         call, other = self.calls[pair.reference], self.target.calls[pair.target]
@@ -365,28 +393,72 @@ class _Comparing:
         replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
         declared, figures = self.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
-            self.locals += [(call.id, local) for local in figures]
+            self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return self._unless_unexplained(call, slots, given, first)
+        reason = self._postponed(call, index, judge.grow(in_errors, out_errors, u))
+        if reason:
+            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=reason)))
         found = self._replayed(index, call, other, given)
         if not found.local:
             return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
         verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
 
-    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replayed:
+    def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
+        """Why this call is not replayed now, "" when it is."""
+        stands_out = (
+            growth.growth > judge.LIMITS.amplified or growth.by > 1 or not np.isfinite(growth.e_out) or growth.verdict == "undetermined"
+        )
+        widened = (call.root, call.scope) in self.widened
+        reason = self.sampling.reason(call, stands_out=stands_out or widened)
+        if reason:
+            self.not_replayed.add(call.id)
+            self.postponed[call.id] = index
+        else:
+            self.not_replayed.discard(call.id)
+        return reason
+
+    def _widen(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
+        """A module that is at fault in a step that was replayed is looked at in all."""
+        guilty = (self.calls[call] for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY)
+        self.widened = {(call.root, call.scope) for call in guilty}
+        for call, index in list(self.postponed.items()):
+            if (self.calls[call].root, self.calls[call].scope) in self.widened:
+                verdicts[call, -1] = self._leaf(index, self.plan.pairs[index])
+
+    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replayed:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
-        replaying = self._replaying(index, call, other, given)
+        replaying = self._replaying(index, call, other, given, thorough=thorough)
         found = replaying.figures(self.declaring.masking(call, other))
         if not call.leaf:
             found = self.declaring.container(found, call, other, replaying)
-        self.locals += [(call.id, figures) for figures in found.local.values() if not figures.whole]
+        if self._surprising(index, found):
+            found = self.replayer.examined(call, found)
+            if not found.local and self.replayer.instead(call, found.why):
+                return self._replayed(index, call, other, given, thorough=thorough)
+        if not found.local:
+            return found
+        self.locals[call.id] = {slot: figures for slot, figures in found.local.items() if not figures.whole}
+        (self.quick.add if found.quick else self.quick.discard)(call.id)
         if found.inside:
             self.inside[call.id] = len(self._alone(call.id))
         return found
+
+    def _surprising(self, index: int, found: Replayed) -> bool:
+        """Is there anything that a program must be right about the reference for, before it is believed?"""
+        for slot, local in found.local.items():
+            if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(local.floor_rel, local.u):
+                return True
+            pair = self._slot(index, slot)
+            if pair is not None and (self._error(pair).value or 0.0) > judge.LIMITS.growth * (
+                (local.inherited_rel or 0.0) + local.floor_rel + 2 * local.u
+            ):
+                return True
+        return False
 
     def _alone(self, call: int) -> list[int]:
         """Calls below this one without a partner, and without one between."""
@@ -405,7 +477,7 @@ class _Comparing:
         slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
         return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
 
-    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Replaying:
+    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replaying:
         replayer = self.replayer
         assert replayer is not None
 
@@ -413,7 +485,9 @@ class _Comparing:
             return self._slot(index, slot)
 
         def figures(semantics: Semantics) -> Replayed:
-            found = replayer.figures(call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics)
+            found = replayer.figures(
+                call, other, slot_of, given, lambda slot, needs: self._all_same(index, (slot, *needs)), semantics, thorough=thorough
+            )  # fmt: skip
             if found.refused and call.leaf and not semantics.name:
                 self.not_replayed.add(call.id)
             return found
@@ -565,6 +639,9 @@ class _Comparing:
             return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
         if all(e.exact for e in errors_out) or self.replayer is None:
             return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+        reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
+        if reason:
+            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u), note=reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         rest = [self._error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
@@ -693,7 +770,7 @@ class _Comparing:
             len(self.plan.pairs),
             measured,
             len(self.plan.pairs) - len(self.not_replayed) + sum(self.inside.values()) if self.replayer is not None else 0,
-            sum(1 for c in selected if c.program or (self.options.model is not None and c.id in self.options.model.calls)),
+            sum(1 for c in selected if c.program or (self.options.model is not None and c.id in self.options.model.used)),
             root_ok,
             sum(self.inside.values()),
         )
@@ -752,7 +829,8 @@ class _Comparing:
         if finding.pair < 0 or finding.verdict == "param-diff":
             return finding
         slots = self.slots[finding.pair]
-        slot = slots.get(finding.slot) or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
+        slot = self._slot(finding.pair, finding.slot) if finding.slot else None
+        slot = slot or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
         if slot is None:
             return finding
         measured = self.measured[slot.reference_record, slot.target_record]
@@ -762,9 +840,19 @@ class _Comparing:
             return finding
         numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
         return _but_finding(
-            finding, slot=slot.reference_slot, worst_index=at, worst_reference=_number(arrays[0][at]), worst_target=_number(arrays[1][at]),
+            finding, slot=self._slot_name(finding, slot), worst_index=at, worst_reference=_number(arrays[0][at]),
+            worst_target=_number(arrays[1][at]),
             numbers={**finding.numbers, **numbers},
         )  # fmt: skip
+
+    def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
+        """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
+        k, colon, name = finding.slot.partition(":")
+        kids = self.kids.get(self.plan.pairs[finding.pair].reference, [])
+        if not colon or not k.isdigit() or int(k) >= len(kids):
+            return slot.reference_slot
+        child = self.calls[kids[int(k)]]
+        return f"{child.scope.rpartition('.')[2] or child.op_type}:{name}"
 
     def _without_partner(self) -> dict[str, tuple[str, ...]]:
         def names(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:

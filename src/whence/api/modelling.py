@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +25,11 @@ _NAMED = 8  # modules, in the note
 
 
 class Models:
-    """The modules of a model by their scope. words: what the user called it.
-
-    used: how many calls were replayed by each module, by (scope or root, class).
-    """
+    """The modules of a model by their scope. words: what the user called it. used: by call, which module stands for it, in words."""
 
     def __init__(self, model: Any, words: str) -> None:
         self.words = words
-        self.used: Counter[tuple[str, str]] = Counter()
-        self.calls: set[int] = set()
+        self.used: dict[int, str] = {}
         self._modules = {align.normal_scope(name): module for name, module in model.named_modules(remove_duplicate=False)}
         self._returned: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._borrowed: dict[tuple[Any, ...], Any] = {}
@@ -66,10 +61,9 @@ class Models:
         """A sentence about what was judged by it; none when nothing was."""
         if not self.used:
             return []
-        names = [f"{name} ({kind})" for name, kind in self.used]
+        names = list(dict.fromkeys(self.used.values()))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        count = sum(self.used.values())
-        return [f"--model {self.words}: replayed {count} calls that have no usable program: {', '.join(names[:_NAMED])}{more}"]
+        return [f"model {self.words}: replayed {len(self.used)} calls that have no usable program: {', '.join(names[:_NAMED])}{more}"]
 
     def _make(
         self, call: Call, kids: Sequence[Call], known: Known, arrays: Callable[[Call], Mapping[str, Array]],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,14 +36,17 @@ Slots = Callable[[str], SlotPair | None]
 class Replayed:
     """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
 
-    inside: how many calls without a partner ran as part of it. broken: the target agrees with the reference's program, and what
-    the reference recorded does not, by so many times what rounding explains.
+    inside: how many calls without a partner ran as part of it; ran: which. broken: the target agrees with the reference's program
+    and what the reference recorded does not, by so many times what rounding explains. quick: nothing came near a limit even with
+    the least noise there can be, so the working replay was spared.
     """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     inside: int = 0
+    ran: list[Call] = field(default_factory=list)
     broken: float = 0.0
+    quick: bool = False
 
     @property
     def why(self) -> str:
@@ -102,18 +107,18 @@ class Replayer:
 
     def figures(
         self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
-        semantics: Semantics = PLAIN,
+        semantics: Semantics = PLAIN, *, thorough: bool = False,
     ) -> Replayed:  # fmt: skip
         """Figures of one paired call, for every output of its program that the target has.
 
         slots: the pair of tensors that face each other in a slot of the program. given: parameter slots -> whether the run
         started with that value (then a correct target holds the reference's, rounded) or changed it (then the target's own
         value is an input like any other). skip: of an output and what it rests on, whether there is nothing to find out.
-        semantics: what is declared of the call.
+        semantics: what is declared of the call. thorough: with the working replay also where nothing comes near a limit.
         """
         with Threads(1):
             try:
-                found = self._figures(call, other, slots, given, skip, semantics)
+                found = self._figures(call, other, slots, given, skip, semantics, thorough)
             except (ReplayRefused, ElementsMissing) as error:
                 found = Replayed(refused={"": str(error)})
         for why in set(found.refused.values()):
@@ -122,9 +127,9 @@ class Replayer:
 
     def _figures(
         self, call: Call, other: Call, slots: Slots, given: Mapping[str, bool], skip: Callable[[str, Sequence[str]], bool],
-        semantics: Semantics,
+        semantics: Semantics, thorough: bool,
     ) -> Replayed:  # fmt: skip
-        loaded, broken = self._loaded(call)
+        loaded = self._loaded(call)
         if semantics.program is not None:
             loaded = self.reference.edited(semantics.program)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
@@ -161,32 +166,62 @@ class Replayer:
             whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
             return found
         run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen)
-        r, w, terms = run.wide(), run.working(), loaded.length
+        r, terms = run.wide(), loaded.length
         reference = self._reference(call, loaded, faced, outputs, run)
-        spread: dict[str, Array | None] = {}
-        for slot, y in produced.items():
-            spread[slot] = self.spread(outputs[slot].reference_record)
-            found.local[slot] = _measured(slot, y, r[slot], w[slot], terms, reference.get(slot), spread[slot], semantics)
-        if any(local.score > 1 for local in found.local.values()):
+        spread = {slot: self.spread(pair.reference_record) for slot, pair in outputs.items()}
+
+        def figures(working: Mapping[str, Array]) -> dict[str, judge.Local]:
+            return {
+                slot: _measured(slot, y, r[slot], working[slot], terms, reference.get(slot), spread[slot], semantics)
+                for slot, y in produced.items()
+            }
+
+        def highest(figures: Mapping[str, judge.Local]) -> float:
+            return max(local.score for local in figures.values())
+
+        if not thorough and semantics is PLAIN and _is_half(produced):
+            # Against the wide replay rounded once, the least noise there can be: what passes that passes the working replay too.
+            once = figures({slot: judge.rounded(r[slot], dtypes.of(y).name) for slot, y in produced.items()})
+            if highest(once) <= judge.LIMITS.suspect:
+                found.local, found.quick = once, True
+        if not found.quick:
+            found.local = figures(run.working())
+        if highest(found.local) > 1:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
-            stepwise = run.working(stepwise=True)
-            for slot, y in produced.items():
-                again = _measured(slot, y, r[slot], stepwise[slot], terms, reference.get(slot), spread[slot], semantics)
-                found.local[slot] = min(found.local[slot], again, key=lambda item: item.score)
-        if broken and any(local.score > 1 for local in found.local.values()):
-            return Replayed(refused={"": self.reference.disagreement(call)[1]})
-        found.broken = broken
+            stepwise = figures(run.working(stepwise=True))
+            found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
         return found
 
-    def _loaded(self, call: Call) -> tuple[Any, float]:
-        """(program, 0), or, where the reference itself does not give what its program gives, (program, by how much)."""
+    def examined(self, call: Call, found: Replayed) -> Replayed:
+        """What stands of a finding: nothing where the program is wrong about the reference too, unless the target agrees with it."""
+        with Threads(1):
+            for ran in (call, *found.ran):
+                why, score = self.reference.confirm(ran)
+                if not why:
+                    continue
+                agrees = found.local and all(local.score <= 1 for local in found.local.values()) and not found.ran
+                if agrees and np.isfinite(score) and score > 1:
+                    return dataclasses.replace(found, broken=score)
+                self.refused[why] += 1
+                return Replayed(refused={"": why})
+        return found
+
+    def instead(self, call: Call, why: str) -> bool:
+        """Does the user's model stand for the call from now on, and did not before? why: its program cannot be used."""
+        if self.reference.model is None or self.reference.borrows(call):
+            return False
+        with contextlib.suppress(ReplayRefused), Threads(1):
+            self.reference.instead(call, why)
+        return self.reference.borrows(call)
+
+    def _loaded(self, call: Call) -> Any:
+        """The call's program; also one that only a call of the reference itself contradicts, for `examined` to decide."""
         try:
-            return self.reference.trusted(call), 0.0
+            return self.reference.trusted(call)
         except ReplayRefused:
-            score, _ = self.reference.disagreement(call)
-            if not np.isfinite(score) or score <= 1:
-                raise
-            return self.reference.load(call), score
+            if call.program and np.isfinite(score := self.reference.confirm(call)[1]) and score > 1:
+                return self.reference.load(call)
+            raise
 
     def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
         """The inputs that children without a partner leave: they run again too."""
@@ -382,7 +417,7 @@ class _Whole:
         self._replayer, self._call, self._other, self._loaded = replayer, call, other, loaded
         self._inputs, self._params, self._strides = inputs, params, strides
         self._wide, self._working = wide, working
-        self._calls = 0
+        self._ran: list[Call] = []
 
     def measure(self, found: Replayed, produced: Mapping[str, Array], records: Mapping[str, int], *, same: bool) -> None:
         """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both sides' inputs equal?"""
@@ -395,7 +430,7 @@ class _Whole:
                 continue
             reference = side.run.array(records[slot]) if same else None
             found.local[slot] = judge.whole(y, r[slot], [c[slot] for c in copies], reference=reference)
-        found.inside = self._calls
+        found.inside, found.ran = len(self._ran), self._ran
 
     def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
         side, call, loaded = self._replayer.reference, self._call, self._loaded
@@ -411,7 +446,7 @@ class _Whole:
             self._inputs, held, working=working, strides=self._strides, outputs=loaded.determined(there),
             child=lambda k, handed: chain.child(call, k, handed),
         )  # fmt: skip
-        self._calls = chain.calls
+        self._ran = chain.ran
         # A cache that calls inside filled is not among what the call's own operators made.
         return {slot: chain.state[record] for slot, record in records.items() if record in chain.state} | made
 
@@ -433,6 +468,11 @@ class _Whole:
 
         key = (loaded.program.id, "inside", tuple(refs[s] for s in loaded.program.params), working, self._working)
         return replayer.hold(key, lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working))
+
+
+def _is_half(produced: Mapping[str, Array]) -> bool:
+    """Is everything that was made of 16 bits or less?"""
+    return all(judge.unit_roundoff(dtypes.of(a).name) > 1e-5 for a in produced.values())
 
 
 def _measured(

@@ -32,6 +32,8 @@ def compare(
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
     model: str | Module | Callable[[], Module] | None = None,
+    sample: str = "auto",
+    budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
@@ -44,6 +46,8 @@ def compare(
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
     model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
     "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
+    sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
+    budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.api import modelling
@@ -52,6 +56,10 @@ def compare(
 
     if tier not in ("core", "full"):
         raise UsageError(f"tier {tier!r}: core or full")
+    if sample not in ("auto", "all"):
+        raise UsageError(f"sample {sample!r}: auto or all")
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"budget {budget}: seconds, 0 or more")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     if model is not None and not replay:
@@ -67,8 +75,8 @@ def compare(
 
     left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     options = CompareOptions(
-        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared,
-        model=modelling.read(model) if model is not None else None, progress=progress,
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, sample=sample,
+        budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
     )  # fmt: skip
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from whence.records import Call, Program, Run, children
 if TYPE_CHECKING:
     from whence.api.modelling import Models
 
-# A program is checked on so many recorded calls (first ones met): the recording's own cannot show a value baked into it.
+# A program is refused after it failed on so many calls without reproducing one.
 _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
@@ -29,10 +29,11 @@ class Side:
         self.run, self.allow, self.model = run, tuple(allow), model
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked: Counter[Any] = Counter()
-        self._shapes: set[tuple[Any, ...]] = set()
-        self._failed: dict[tuple[Any, ...], str] = {}
-        self.contested: dict[tuple[str, str, str], float] = {}
+        self._reproduced: set[str] = set()
+        self._tried: Counter[str] = Counter()
+        self._why: dict[str, str] = {}
+        self._confirmed: dict[tuple[int, str], tuple[str, float]] = {}
+        self._borrowed: dict[int, Any] = {}
 
     # ---- records
 
@@ -118,26 +119,42 @@ class Side:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, or else the module of the user's model, after it reproduced recorded outputs.
+        """The program of a call, once it reproduced what a call recorded that it serves; else the module of the user's model.
 
-        Of each module's first call, of a few calls, for all extents. Raises ReplayRefused with the reason. `contested` then holds by
-        how much, if it failed on a module's first call by more than rounding: either what ran there is broken, or something ran
-        that no program shows.
+        Raises ReplayRefused with the reason.
         """
+        if call.id in self._borrowed:
+            return self._borrowed[call.id]
         try:
-            return self._reproducing(call, self.program(call), lambda: self.load(call))
+            return self._reproducing(call, self.load(call))
         except ReplayRefused as refused:
             if self.model is None:
                 raise
-            try:
-                borrowed = self._borrowed(self.model, call)
-                self._reproducing(call, borrowed.program, lambda: borrowed)
-            except (ReplayRefused, ElementsMissing) as also:
-                raise ReplayRefused(f"{refused}; --model {self.model.words}: {also}") from None
-            if call.id not in self.model.calls:
-                self.model.calls.add(call.id)
-                self.model.used[call.scope or call.root, borrowed.kind] += 1
-            return borrowed
+            return self.instead(call, str(refused))
+
+    def instead(self, call: Call, why: str) -> Any:
+        """The module of the user's model that stands for a call from now on. why: there is no program. Raises ReplayRefused."""
+        if self.model is None:
+            raise ReplayRefused(why)
+        kids = [self.run.calls[k] for k in self.children(call.id)]
+        known = {r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape) for r in call.refs}
+        settings = align.settings_of(self.run).get(call.root, {})
+        grad = "inference_mode" if settings.get("inference_mode") else "grad" if settings.get("grad") else "no_grad"
+
+        def inputs(kid: Call) -> dict[str, Array]:
+            return self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0]
+
+        try:
+            borrowed = self._reproducing(call, self.model.borrowed(call, kids, known, inputs, grad))
+        except (ReplayRefused, ElementsMissing) as also:
+            raise ReplayRefused(f"{why}; model {self.model.words}: {also}") from None
+        self._borrowed[call.id] = borrowed
+        self.model.used[call.id] = f"{align.starred(call.scope) or call.root} ({borrowed.kind})"
+        return borrowed
+
+    def borrows(self, call: Call) -> bool:
+        """Does the user's model stand for this call?"""
+        return call.id in self._borrowed
 
     def left(self, call: Call) -> list[str]:
         """The slots that a replay of this call fills, [] when it cannot be replayed."""
@@ -147,48 +164,44 @@ class Side:
             return []
         return [slot for slot, _ in program.outputs if not slot[0].isdigit()]
 
-    def _borrowed(self, model: Models, call: Call) -> Any:
-        kids = [self.run.calls[k] for k in self.children(call.id)]
-        known = {r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape) for r in call.refs}
-        settings = align.settings_of(self.run).get(call.root, {})
-        grad = "inference_mode" if settings.get("inference_mode") else "grad" if settings.get("grad") else "no_grad"
-        return model.borrowed(
-            call, kids, known, lambda kid: self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0], grad
-        )  # fmt: skip
-
-    def _reproducing(self, call: Call, program: Program, load: Callable[[], Any]) -> Any:
-        """What `load` gives, after it reproduced recorded outputs. Raises ReplayRefused."""
-        slots = self.records(call, (*program.inputs, *program.params))
-        module = (program.id, call.root, call.scope)
-        form = (*module, *(self.run.records[r].shape for r in slots.values()))
-        for key in (module, form):
-            if key in self._failed:
-                raise ReplayRefused(self._failed[key])
-        loaded = load()
-        shapes = (program.id, *form[3:])
-        if self._checked[program.id] >= _CHECKS and self._checked[module] and shapes in self._shapes:
+    def _reproducing(self, call: Call, loaded: Any) -> Any:
+        program = loaded.program.id
+        if program in self._reproduced:
             return loaded
-        try:
-            why = self._check(call, loaded, slots)
-        except (ReplayRefused, ElementsMissing) as error:
-            why = str(error)
+        if self._tried[program] >= _CHECKS and (call.id, program) not in self._confirmed:
+            raise ReplayRefused(self._why[program])
+        why, _ = self._confirm(call, loaded)
         if why:
-            reason = f"{getattr(loaded, 'words', 'the program')} does not reproduce its own recording: {why}"
-            # Right for some extents and wrong for others is no reason to distrust it where it was right.
-            others = shapes not in self._shapes and self._checked[module]
-            self._failed[form if others else module] = reason
-            if not self._checked[module] and (score := self._score(call, loaded, slots)) > 1:
-                self.contested[module] = score
-            raise ReplayRefused(reason)
-        self._checked[program.id] += 1
-        self._checked[module] += 1
-        self._shapes.add(shapes)
+            self._tried[program] += 1
+            self._why.setdefault(program, why)
+            raise ReplayRefused(why)
         return loaded
 
-    def disagreement(self, call: Call) -> tuple[float, str]:
-        """(by how many times what rounding explains its module's recording disagrees with the program, why it was refused)."""
-        module = (call.program, call.root, call.scope)
-        return self.contested.get(module, 0.0), self._failed.get(module, "")
+    def confirm(self, call: Call) -> tuple[str, float]:
+        """("", 0) when what stands for the call reproduces what it recorded, else (why not, by how many times rounding).
+
+        A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
+        finds wrong with a target is believed only where it is right about the reference.
+        """
+        return self._confirm(call, self._borrowed.get(call.id) or self.load(call))
+
+    def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:
+        key = call.id, loaded.program.id
+        found = self._confirmed.get(key)
+        if found is None:
+            slots = self.records(call, (*loaded.program.inputs, *loaded.program.params))
+            try:
+                why = self._check(call, loaded, slots)
+            except (ReplayRefused, ElementsMissing) as error:
+                why = str(error)
+            found = ("", 0.0)
+            if why:
+                words = getattr(loaded, "words", "the program")
+                found = (f"{words} does not reproduce its own recording: {why}", self._score(call, loaded, slots))
+            else:
+                self._reproduced.add(loaded.program.id)
+            self._confirmed[key] = found
+        return found
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
         from whence.replay.check import check

@@ -11,6 +11,7 @@ these to 0, 1 and 125, as `git bisect run` wants them.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ from typing import Any
 import click
 
 CODES = {"same": 0, "different": 1, "undecided": 2}
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if found is None:
+        raise click.BadParameter(f"{text!r}: a time as 90, 60s, 5m or 1h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 @click.command("compare", help=__doc__)
@@ -39,6 +49,11 @@ CODES = {"same": 0, "different": 1, "undecided": 2}
 @click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
 @click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
+@click.option(
+    "--sample", type=click.Choice(["auto", "all"]), default="auto", show_default=True,
+    help="Replay a few of many steps and what stands out, or every call."
+)  # fmt: skip
+@click.option("--budget", metavar="TIME", callback=_seconds, help="Replay for so long at most: 90, 60s, 5m, 1h.")
 @click.option("--allow", multiple=True, metavar="NAMESPACE::", help="Vendor operators that may be replayed (repeatable).")
 @click.option(
     "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
@@ -57,7 +72,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        third=given["third"], model=given["model"], progress=_progress(),
+        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))

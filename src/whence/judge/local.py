@@ -164,6 +164,8 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
         return found
     with np.errstate(over="ignore", invalid="ignore"):
         once = r.astype(kind.numpy).astype(np.float64)
+    if np.array_equal(once, w):
+        return found
     return weaker(found, structure(y - np.where(np.isfinite(once), once, w), r, last))
 
 

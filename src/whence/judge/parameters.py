@@ -9,6 +9,8 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 
+F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterDifference:
@@ -83,8 +85,8 @@ def _describe(ref: Array, tgt: Array) -> ParameterDifference:
 
 
 def _shape_of_difference(
-    a: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    b: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    a: F64,
+    b: F64,
     ref: Array,
     tgt: Array,
     different: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
@@ -104,11 +106,14 @@ def _shape_of_difference(
     if gone > 0 and left < 0.02 * gone and a.size > 1:
         numbers["scale"] = scale
         return f"scaled by {scale:.6g}"
+    rounded_to = next((name for name in _COARSER if _rounds_to(ref, tgt, name)), "")
+    if rounded_to:
+        return f"rounded to {rounded_to}"
+    if ref.ndim >= 1 and (order := _moved(a, b)):
+        return order
     if ref.ndim >= 2:
         rows = different.reshape(ref.shape[0], -1).any(1)
         changed = int(np.count_nonzero(rows))
-        if np.array_equal(_sorted_rows(a), _sorted_rows(b)):
-            return f"rows in another order ({changed} of {ref.shape[0]} moved)"
         if changed < ref.shape[0]:
             wrong = np.flatnonzero(rows)
             flipped = all(np.array_equal(b[i], -a[i]) for i in wrong)
@@ -119,6 +124,56 @@ def _shape_of_difference(
     return f"{int(np.count_nonzero(different))} of {ref.size} elements differ (rel_l2 {numbers['rel_l2']:.2g})"
 
 
-def _sorted_rows(a: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+# A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened again.
+_COARSER = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+_MOST_BLOCKS = 256
+
+
+def _rounds_to(ref: Array, tgt: Array, name: str) -> bool:
+    if name not in dtypes.DTYPES or not dtypes.of(ref).is_floating or dtypes.of(ref).itemsize <= dtypes.named(name).itemsize:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.array_equal(ref.astype(dtypes.named(name).numpy).astype(ref.dtype), tgt, equal_nan=True))
+
+
+def _moved(a: F64, b: F64) -> str:
+    """How the same values lie in another order along an axis: chunks, heads, halves against pairs, rows; "" when they do not."""
+    for axis in range(min(a.ndim, 2)):
+        what = ("row", "rows") if axis == 0 and a.ndim > 1 else ("column", "columns") if axis else ("element", "elements")
+        x, y = np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0)
+        n = x.shape[0]
+        if n < 2 or not np.array_equal(_sorted_rows(x), _sorted_rows(y)):
+            continue
+        # Rotary embeddings pair element i with i + n/2 or with its neighbour; heads are permuted one by one.
+        for heads in (h for h in range(1, min(n // 2, _MOST_BLOCKS) + 1) if n % (2 * h) == 0):
+            blocks = x.reshape(heads, 2, n // heads // 2, -1)
+            pairs = np.swapaxes(blocks, 1, 2).reshape(n, -1)
+            if np.array_equal(pairs, y.reshape(n, -1)):
+                return f"{what[1]} interleaved, halves as pairs, in {heads} block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
+            back = np.swapaxes(x.reshape(heads, n // heads // 2, 2, -1), 1, 2).reshape(n, -1)
+            if np.array_equal(back, y.reshape(n, -1)):
+                return (
+                    f"{what[1]} de-interleaved, pairs as halves, in {heads} block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
+                )
+        for count in (k for k in range(2, min(n // 2, _MOST_BLOCKS) + 1) if n % k == 0):
+            left, right = x.reshape(count, -1), y.reshape(count, -1)
+            if np.array_equal(_sorted_rows(left), _sorted_rows(right)):
+                order = _order_of(left, right)
+                shown = f"{', '.join(map(str, order[:12]))}{' ...' if count > 12 else ''}"
+                return f"{count} blocks of {n // count} {what[1]} in another order: {shown}"
+        moved = int(np.count_nonzero((x.reshape(n, -1) != y.reshape(n, -1)).any(1)))
+        return f"{what[1]} in another order ({moved} of {n} moved)"
+    return ""
+
+
+def _order_of(left: F64, right: F64) -> list[int]:
+    """Which block of `left` each block of `right` is."""
+    order: list[int] = []
+    for block in right:
+        order.append(next(i for i in range(len(left)) if i not in order and np.array_equal(left[i], block)))
+    return order
+
+
+def _sorted_rows(a: F64) -> F64:
     rows = a.reshape(a.shape[0], -1)
     return rows[np.lexsort(rows.T[:8][::-1])]

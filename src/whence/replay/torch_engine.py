@@ -566,6 +566,9 @@ _NEVER_GROW = {
 }  # fmt: skip
 
 
+_ATTENTIONS = {
+    "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu",
+}  # fmt: skip
 _FILLED = frozenset({"zeros", "ones", "full", "empty"})
 
 
@@ -735,6 +738,9 @@ class _Execution:
                 return int(widest * given[1].numel() * given[0].shape[-1])
             if step.base == "linear":
                 return int(widest * (given[0].numel() // max(1, given[0].shape[-1])) * given[1].shape[0])
+            if step.base in _ATTENTIONS:
+                rows, keys, width = given[0].numel() // max(1, given[0].shape[-1]), given[1].shape[-2], given[2].shape[-1]
+                return int(widest * rows * (width + 2 * keys + 2))  # written out it makes all scores, and masks them
             if step.base in ("mm", "bmm", "addmm", "baddbmm"):
                 a, b = given[-2:]
                 return int(widest * math.prod(a.shape[:-1]) * b.shape[-1])

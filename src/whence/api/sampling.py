@@ -1,0 +1,55 @@
+"""Which calls are replayed when there are many, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from whence.records import Call
+
+# Of a root with more steps than this the first, the middle and the last are replayed, and what stands out in the others.
+MANY_STEPS = 16
+
+
+class Sampling:
+    """Chooses calls to replay. everything: sample nothing. budget: seconds of wall time for all replays, None for no end."""
+
+    def __init__(self, calls: Sequence[Call], *, everything: bool, budget: float | None) -> None:
+        steps: dict[str, set[int]] = {}
+        for call in calls:
+            steps.setdefault(call.root, set()).add(call.step)
+        self._of = {root: len(found) for root, found in steps.items() if len(found) > MANY_STEPS and not everything}
+        self._chosen = {root: _three(sorted(found)) for root, found in steps.items()}
+        self._ends = time.monotonic() + budget if budget is not None else None
+        self._hurried = budget is not None
+        self.spent = False
+
+    def reason(self, call: Call, *, stands_out: bool = False) -> str:
+        """Why this call is not replayed, "" when it is. stands_out: there is something about it that a step not chosen must not hide."""
+        if self._ends is not None and time.monotonic() > self._ends:
+            self.spent = True
+            return "the time budget was spent"
+        if stands_out or call.root not in self._of or call.step in self._chosen[call.root]:
+            return ""
+        return f"not among the sampled steps ({self._words(call.root)})"
+
+    def first(self, call: Call) -> bool:
+        """Does it come before the others where time is short?"""
+        return not self._hurried or call.step in self._chosen[call.root]
+
+    def notes(self, left: int) -> list[str]:
+        """What was not replayed, in words. left: how many calls."""
+        if not left:
+            return []
+        found = [
+            f"{root}: steps {self._words(root)} of {count} were replayed, and what stood out in the others; --sample all replays every step"
+            for root, count in self._of.items()
+        ]
+        return [f"the time budget was spent: {left} calls were not replayed", *found] if self.spent else found
+
+    def _words(self, root: str) -> str:
+        return ", ".join(str(step) for step in sorted(self._chosen[root]))
+
+
+def _three(steps: Sequence[int]) -> set[int]:
+    return {steps[0], steps[len(steps) // 2], steps[-1]}
