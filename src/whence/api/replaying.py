@@ -219,8 +219,9 @@ class Replayer:
         try:
             return self.reference.trusted(call)
         except ReplayRefused:
-            if call.program and np.isfinite(score := self.reference.confirm(call)[1]) and score > 1:
-                return self.reference.load(call)
+            with contextlib.suppress(ReplayRefused):  # one that cannot be loaded; then the reason is the one above
+                if call.program and np.isfinite(score := self.reference.confirm(call)[1]) and score > 1:
+                    return self.reference.load(call)
             raise
 
     def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
