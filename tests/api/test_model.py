@@ -221,11 +221,11 @@ def test_a_call_whose_inside_only_the_reference_shows_is_run_with_its_children(t
 
 def test_compiled_code_is_run_as_it_is_written(tmp_path):
     class Compiled(nn.Module):
-        def __init__(self, eps=1e-5):
+        def __init__(self, eps=1e-5, how=lambda f: torch.compile(f, backend="eager")):
             super().__init__()
             torch.manual_seed(0)
             self.first, self.weight, self.eps = nn.Linear(16, 16), nn.Parameter(torch.randn(16)), eps
-            self.core = torch.compile(self.plain, backend="eager")
+            self.core = how(self.plain)
 
         def plain(self, x):
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
@@ -234,12 +234,62 @@ def test_compiled_code_is_run_as_it_is_written(tmp_path):
             return self.core(self.first(x))
 
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-    for name, made in (("ref", Compiled()), ("tgt", Compiled(1e-2))):
+    for name, made in (("ref", Compiled()), ("tgt", Compiled(1e-2)), ("plain", Compiled(1e-2, lambda f: f))):
         captured(made.eval(), tmp_path / name, x)
-    assert reasons(whence.compare(tmp_path / "ref", tmp_path / "tgt"))[-1:] != []
-    result = whence.compare(tmp_path / "ref", tmp_path / "tgt", model=Compiled)
-    assert [(f.name, f.verdict) for f in result.findings] == [("Compiled", "introduced")]
-    assert result.evidence == "replay"
+    assert "compiled (core): inside not seen" in reasons(whence.compare(tmp_path / "ref", tmp_path / "tgt"))[-1]
+    # Whether the code or the kernel is at fault, the target's own program tells, where it has one.
+    made = Compiled().eval()
+    nn.init.ones_(made.weight)
+    for target, cause in (("tgt", ""), ("plain", "semantic")):
+        result = whence.compare(tmp_path / "ref", tmp_path / target, model=made)
+        assert [(f.name, f.verdict, f.cause) for f in result.findings] == [("Compiled", "introduced", cause)]
+        assert result.evidence == "replay"
+
+
+def test_running_statistics_are_written_in_the_copy(tmp_path):
+    def model(eps=1e-5):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, eps=eps), nn.Linear(16, 8)).train()
+
+    for name, eps in (("ref", 1e-5), ("same", 1e-5), ("tgt", 1e-2)):
+        made = model(eps)
+        if name == "same":
+            made[0].register_forward_hook(lambda m, a, y: torch.nextafter(y, y + 1))
+        with torch.no_grad(), whence.capture(made, tmp_path / name, programs=False):
+            made(torch.randn(6, 8, generator=torch.Generator().manual_seed(1)))
+    given = model()
+    for name, found in (("same", []), ("tgt", ["1"])):
+        result = whence.compare(tmp_path / "ref", tmp_path / name, model=given)
+        assert ([f.name for f in result.findings], result.coverage.replayed) == (found, 4)
+    assert torch.equal(given[1].running_mean, torch.zeros(16))
+    assert reasons(result) == []
+
+
+def test_a_program_that_does_not_serve_the_inputs_of_the_target(tmp_path):
+    class Gate(nn.Module):
+        def forward(self, x):
+            return x * (1.5 if x[0, 0].item() > 0 else 1.0)
+
+    class Two(nn.Module):
+        def __init__(self, eps=1e-5, gate=None):
+            super().__init__()
+            self.norm, self.gate = nn.LayerNorm(8, eps=eps), gate or Gate()
+
+        def forward(self, x):
+            return self.gate(self.norm(x))
+
+    class Wrong(Gate):
+        def forward(self, x):
+            return super().forward(x) * 1.001
+
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+    for name, made in (("ref", Two()), ("tgt", Two(1e-3)), ("both", Two(1e-3, Wrong()))):
+        captured(made.eval().requires_grad_(False), tmp_path / name, x)
+    assert "guard" in reasons(whence.compare(tmp_path / "ref", tmp_path / "tgt"))[0]
+    for name, found in (("tgt", ["norm"]), ("both", ["norm", "gate"])):
+        result = whence.compare(tmp_path / "ref", tmp_path / name, model=Two)
+        assert reasons(result) == []
+        assert [f.name for f in result.findings] == found
 
 
 def test_the_model_is_never_changed(tmp_path):
@@ -309,6 +359,11 @@ def gone(model):
     model.blocks[1].norm = None
 
 
+def closure(model):
+    kept = model.blocks[1].norm
+    kept.forward = lambda x: Norm.forward(kept, x)
+
+
 def random(model):
     model.blocks[1].norm.register_forward_hook(lambda m, a, y: y + 0 * torch.rand(1))
 
@@ -322,6 +377,7 @@ def random(model):
         (other_code, "the model's Norm does not reproduce its own recording: output.0: replay does not reproduce the recording"),
         (raising, "the model's Norm failed: RuntimeError"),
         (gone, "the model has no module blocks.1.norm"),
+        (closure, "it reads the model's own weights past what it holds"),
         (random, "the model's Norm draws random numbers"),
     ],
 )

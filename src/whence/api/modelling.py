@@ -28,9 +28,12 @@ class Models:
     """The modules of a model by their scope. words: what the user called it. used: by call, which module stands for it, in words."""
 
     def __init__(self, model: Any, words: str) -> None:
+        from whence.replay.torch_factory import addresses
+
         self.words = words
         self.used: dict[int, str] = {}
         self._modules = {align.normal_scope(name): module for name, module in model.named_modules(remove_duplicate=False)}
+        self._forbidden = addresses(model)
         self._returned: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._borrowed: dict[tuple[Any, ...], Any] = {}
 
@@ -80,7 +83,7 @@ class Models:
             given, left = (tuple(r.slot for r in kid.refs if r.slot.startswith(kinds)) for kinds in ("input", ("output", "mutated")))
             below = self._module(kid)
             made.append(Kid(kid.scope, below, given, left, self._what_returns(kid, below, arrays, left)))
-        return Borrowed(module, call, known, made, rebuilt, name=name, grad=grad)
+        return Borrowed(module, call, known, made, rebuilt, name=name, grad=grad, forbidden=self._forbidden)
 
     def _module(self, call: Call) -> Any:
         module = self._modules.get(align.normal_scope(call.scope))

@@ -120,6 +120,9 @@ class Replayer:
             try:
                 found = self._figures(call, other, slots, given, skip, semantics, thorough)
             except (ReplayRefused, ElementsMissing) as error:
+                # A guard, an extent: there is a program, and it does not serve these inputs.
+                if self.instead(call, str(error)):
+                    return self.figures(call, other, slots, given, skip, semantics, thorough=thorough)
                 found = Replayed(refused={"": str(error)})
         for why in set(found.refused.values()):
             self.refused[why] += 1
@@ -334,8 +337,8 @@ class Replayer:
             return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
         words = ""
         try:
-            mine, theirs = self.reference.program(call), self.target.program(other)
-            words = program_difference(mine, theirs)
+            theirs, borrowed = self.target.program(other), self.reference.borrows(call)
+            words = program_difference(self.reference.program(call), theirs) if not borrowed else ""
             loaded = self.target.load(other)
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
@@ -351,7 +354,7 @@ class Replayer:
                     alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
                     return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
-                operator, parting = self._parting(call, slots, flagged, theirs, right, wide)
+                operator, parting = self._parting(call, slots, flagged, theirs, right, wide) if not borrowed else ("", "")
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
             return Cause("", words)
         because = "; ".join(w for w in (words, parting) if w)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import inspect
 import sys
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,18 +55,20 @@ class Borrowed:
     """A module of the user's model, run in the place of `call`; has what `torch_engine.Loaded` has.
 
     call: of the reference. known: (dtype, shape) of its tensors by slot. kids: the calls it made, in order. grad: a name of `GRAD`.
+    forbidden: what `addresses` gives of the model.
     Raises ReplayRefused where the module does not hold what the recorded one held.
     program: slots of the call and no operations. notes, check_note, length: as `Loaded` has them.
     """
 
     def __init__(
         self, module: Any, call: Call, known: Known, kids: Sequence[Kid], rebuilt: Rebuilt,
-        *, name: str, grad: str = "no_grad",
+        *, name: str, grad: str = "no_grad", forbidden: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.notes: list[str] = []
         self.check_note = ""
         self.length = 1
         self._call, self._known, self._kids, self._rebuilt, self._grad = call, dict(known), tuple(kids), rebuilt, grad
+        self._forbidden = forbidden
         own = [ref.slot for ref in call.refs]
         params = tuple(dict.fromkeys(s for s in own if s.startswith("param")))
         inputs = [s for s in own if s.startswith("input")] + [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.left]
@@ -149,7 +152,11 @@ class Borrowed:
         given = {slot: tensor(slot, inputs[slot]) for slot in self.program.inputs if not slot[0].isdigit() and slot in inputs}
         left = {slot: inputs[slot] for slot in self.program.inputs if slot[0].isdigit() and slot in inputs}
         running = _Running(self, left, tensor, child, wanted)
-        with self._surroundings(wide), self._lent(params.tensors, wide), _Arithmetic(wide, stepwise, self.notes) as arithmetic:
+        with (
+            self._surroundings(wide),
+            self._lent(params.tensors, wide),
+            _Arithmetic(wide, stepwise, self.notes, self._forbidden) as arithmetic,
+        ):
             made = running.call(given, self._plain(working))
             made |= self._changed(given, wanted)
             self.length = arithmetic.length
@@ -348,12 +355,12 @@ class _Running:
 class _Arithmetic(TorchDispatchMode):  # type: ignore[misc]
     """How operators compute inside: dtypes asked for are widened with the rest, fused operators may be written out.
 
-    length: the largest number of terms that one element was summed from.
+    forbidden: addresses of tensors that no operator may see. length: the largest number of terms that one element was summed from.
     """
 
-    def __init__(self, wide: Any, stepwise: bool, notes: list[str]) -> None:
+    def __init__(self, wide: Any, stepwise: bool, notes: list[str], forbidden: Collection[int]) -> None:
         super().__init__()
-        self._wide, self._stepwise, self._notes, self.length = wide, stepwise, notes, 1
+        self._wide, self._stepwise, self._notes, self._forbidden, self.length = wide, stepwise, notes, forbidden, 1
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -364,9 +371,12 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         base = func._schema.name.partition("::")[2]
-        # mm of a CPU tensor and a meta tensor gives uninitialised memory and no error.
-        if any(t.device.type == "meta" for t in tensors_in([*args, *kwargs.values()])):
-            raise ReplayRefused("it uses a weight of a module below it without calling that module")
+        for tensor in tensors_in([*args, *kwargs.values()]):
+            # mm of a CPU tensor and a meta tensor gives uninitialised memory and no error.
+            if tensor.device.type == "meta":
+                raise ReplayRefused("it uses a weight of a module below it without calling that module")
+            if tensor.data_ptr() in self._forbidden:
+                raise ReplayRefused("it reads the model's own weights past what it holds (a closure?)")
         if base != "view":  # view.dtype reads the same bits as another dtype
             args = tuple(self._dtype(a) for a in args)
             kwargs = {name: self._dtype(value) for name, value in kwargs.items()}
@@ -503,7 +513,14 @@ def _copied(module: Any) -> tuple[Any, dict[int, Any]]:
         made = copy.deepcopy(module, memo)
     except Exception as error:  # a module may hold anything
         raise ReplayRefused(f"the model's {type(module).__name__} cannot be copied: {type(error).__name__}: {str(error)[:200]}") from error
-    return made, {id(part): memo[id(part)] for part in parts if id(part) in memo}
+    copies = {id(part): memo[id(part)] for part in parts if id(part) in memo}
+    for part in copies.values():
+        for name, value in list(vars(part).items()):
+            # `self.core = torch.compile(self.plain)` is bound to the module itself and is not copied with it.
+            plain = getattr(value, "_torchdynamo_orig_callable", None)
+            if isinstance(plain, types.MethodType) and id(plain.__self__) in copies:
+                vars(part)[name] = types.MethodType(plain.__func__, copies[id(plain.__self__)])
+    return made, copies
 
 
 def _find(module: Any, name: str) -> tuple[Any, Any] | None:
@@ -542,6 +559,12 @@ def _hidden(module: Any, known: Collection[tuple[int, Any]]) -> Iterator[tuple[A
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor) and (id(part), name) not in known and value.device.type != "meta":
                 yield part, name, value
+
+
+def addresses(model: Any) -> frozenset[int]:
+    """Where the elements of a model's parameters and buffers lie."""
+    held = (t for t in (*model.parameters(), *model.buffers()) if t.device.type == "cpu" and not torch.nn.parameter.is_lazy(t))
+    return frozenset(t.data_ptr() for t in held) - {0}
 
 
 def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebuilt) -> Any:
