@@ -183,7 +183,10 @@ class Side:
         A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
         finds wrong with a target is believed only where it is right about the reference.
         """
-        return self._confirm(call, self._borrowed.get(call.id) or self.load(call))
+        found = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
+        if found[0] and self.model is not None:
+            self.model.used.pop(call.id, None)
+        return found
 
     def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:
         key = call.id, loaded.program.id

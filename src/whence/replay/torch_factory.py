@@ -73,10 +73,14 @@ class Borrowed:
         params = tuple(dict.fromkeys(s for s in own if s.startswith("param")))
         inputs = [s for s in own if s.startswith("input")] + [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.left]
         outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.given] + [s for s in own if s.startswith(("output", "mutated"))]
+        # A cache: what it holds is changed inside an object, of which slots show neither the class nor how it began.
+        inside = [s for s in outputs if s.startswith("mutated") and not {f"input{s[7:]}", f"param{s[7:]}"} & {*own}]
+        lost = tuple((s, "hangs in an object, which the model's module cannot be given") for s in inside)
+        outputs = [s for s in outputs if s not in inside]
         floating = [dtype for slot in (*params, *own) if (dtype := known[slot][0]) in TORCH and TORCH[dtype].is_floating_point]
         self.program = Program(
             name, (), tuple(dict.fromkeys(inputs)), tuple((slot, {"op": [0, n]}) for n, slot in enumerate(dict.fromkeys(outputs))),
-            params, base=floating[0] if floating else "",
+            params, base=floating[0] if floating else "", lost=lost,
         )  # fmt: skip
         self._module, self._parts = _copied(module)
         self._stub()
