@@ -32,6 +32,15 @@ class Measured(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+_SEVERITY = ("identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable",
+             "structural", "param-diff", "introduced")  # fmt: skip
+
+
+def severity(verdict: str) -> int:
+    """How bad a verdict is, as a number to order them by."""
+    return _SEVERITY.index(verdict)
+
+
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor of a call faces one of another. dims: how both reach the same axes, "" when they already do."""
 

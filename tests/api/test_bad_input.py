@@ -250,7 +250,7 @@ def test_ctrl_c_during_a_comparison(tmp_path):
         def told(self):
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("not interrupted")
-        comparing._Comparing._measure = told
+        comparing.Faces.measure = told
         from whence import cli
         cli.main(["compare", "a", "b", "-o", "cmp"])
     """

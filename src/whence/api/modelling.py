@@ -60,7 +60,7 @@ class Models:
             raise ReplayRefused(str(found))
         return found
 
-    def note(self) -> list[str]:
+    def notes(self) -> list[str]:
         """A sentence about what was judged by it; none when nothing was."""
         if not self.used:
             return []

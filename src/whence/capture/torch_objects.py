@@ -34,6 +34,7 @@ class Watched:
         self._descend(value, "", 0)
         self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
         self._form: int | None = None
+        self._at: dict[str, tuple[Any, Any]] | None = None
 
     def _descend(self, value: Any, path: str, depth: int) -> None:
         if depth > NESTING or len(self.sizes) > BOXES:
@@ -74,7 +75,11 @@ class Watched:
 
     def get(self, path: str) -> Any:
         """The tensor at this path, None when there is none."""
-        return next((tensor for where, tensor in self.items() if where == path), None)
+        if self._at is None:
+            self._at = {where: (box, key) for box, key, where in self.places}
+        box, key = self._at.get(path, ((), 0))
+        item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
+        return item if isinstance(item, torch.Tensor) else None
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(path, tensor) of everything it holds now."""

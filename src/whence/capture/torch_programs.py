@@ -600,6 +600,8 @@ class Recorder:
         facts = _facts(func)
         named = dict(zip(facts.positional, args))
         named.update(kwargs)
+        if _draws(facts, named):
+            return facts, named, (), {}, f"draws random numbers ({facts.name})"
         self._hole = ""
         if facts.base == "lift_fresh" and (key := layout(args[0])) not in self._operand:
             self._constant(args[0], key)
@@ -611,8 +613,7 @@ class Recorder:
             for name, value in named.items():
                 if name not in facts.writes:
                     self._check_written(value)
-        hole = f"draws random numbers ({facts.name})" if _draws(facts, named) else self._hole
-        return facts, named, encoded, encoded_kwargs, hole
+        return facts, named, encoded, encoded_kwargs, self._hole
 
     def _check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):

@@ -1,7 +1,7 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
 from whence.judge.growth import Error, Growth, between, error_of, grow, lone_element
-from whence.judge.limits import LIMITS, Limits, unit_roundoff
+from whence.judge.limits import LIMITS, Limits, coarser, unit_roundoff
 from whence.judge.local import Local
 from whence.judge.local import measure as local
 from whence.judge.parameters import ParameterDifference, rounded
@@ -14,6 +14,6 @@ from whence.judge.whole import measure as whole
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between",
-    "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
+    "coarser", "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
     "parameters", "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
 ]  # fmt: skip

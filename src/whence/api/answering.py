@@ -1,0 +1,185 @@
+"""What an answer says beside its findings: verdicts by call, coverage, rows of the report, names without a partner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import __version__, align
+from whence.api.faces import Faces
+from whence.api.judging import Judging
+from whence.api.third import Third
+from whence.records import Call
+from whence.results import Coverage, Finding, Row, SlotPair, Verdict, severity
+
+
+class Answer:
+    """Puts together what is reported of a judged comparison."""
+
+    def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
+        self.faces, self.judging, self._third = faces, judging, third
+
+    def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
+        """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
+        worst: dict[int, str] = {}
+        for (call, _), verdict in verdicts.items():
+            old = worst.get(call)
+            if old is None or severity(verdict.verdict) > severity(old):
+                worst[call] = verdict.verdict
+        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
+            outputs = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
+            if pair.reference not in worst:
+                measured = [self.faces.measured[s.reference_record, s.target_record] for s in outputs]
+                same = all(m.identical for m in measured)
+                worst[pair.reference] = "identical" if same else "inherited"
+            if (
+                outputs
+                and all(self.faces.error(s).value is None for s in outputs)
+                and worst[pair.reference] not in ("structural", "param-diff")
+            ):
+                worst[pair.reference] = "incomparable"
+        return worst
+
+    def coverage(self, per_call: Mapping[int, str]) -> Coverage:
+        selected = align.selected(self.faces.calls)
+        for number, pair in enumerate(self.faces.plan.pairs):
+            if self.faces.shows_no_inside(number, pair):
+                self.judging.inside[pair.reference] = len(self.faces.alone(pair.reference))
+        measured = 0
+        root_ok = bool(self.faces.plan.pairs)
+        paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
+        for call in selected:
+            index = paired.get(call.id)
+            full = index is not None and self._outputs_known(call, index)
+            measured += full
+            if call.parent == -1 and not full:
+                root_ok = False
+        return Coverage(
+            len(selected),
+            len(self.faces.plan.pairs),
+            measured,
+            len(self.faces.plan.pairs) - len(self.judging.not_replayed) + sum(self.judging.inside.values())
+            if self.judging.replayer is not None
+            else 0,
+            sum(1 for c in selected if c.program or (self.judging.replayer is not None and self.judging.replayer.reference.borrows(c))),
+            root_ok,
+            sum(self.judging.inside.values()),
+        )
+
+    def _outputs_known(self, call: Call, index: int) -> bool:
+        slots = self.faces.slots[index]
+        for ref in (*call.slots("output"), *call.slots("mutated")):
+            slot = slots.get(ref.slot)
+            if slot is None or self.faces.error(slot).value is None:
+                # Empty tensors and lone reasons hold nothing that could differ.
+                if slot is not None and self.faces.reference.records[ref.record].count == 0:
+                    continue
+                return False
+        return True
+
+    def evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
+        kinds = {v.evidence for v in verdicts}
+        if "replay" in kinds:
+            return "replay"
+        for kind in ("statistics", "three-way"):
+            if kind in kinds:
+                return kind
+        return "two dumps" if kinds or any(found) else ""
+
+    def first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
+        for pair in self.faces.plan.pairs:
+            verdict = per_call.get(pair.reference, "identical")
+            if verdict in ("identical", "noise", "declared", "nondeterministic"):
+                continue
+            call = self.faces.calls[pair.reference]
+            if verdict == "inherited" and call.parent == -1:
+                continue
+            return {"name": call.scope or call.root, "op_type": call.op_type, "step": call.step, "rank": call.rank, "verdict": verdict}
+        return None
+
+    def incomparable(self) -> int:
+        keys = {(s.reference_record, s.target_record) for p in self.faces.plan.pairs for s in p.slots}
+        lost = [key for key in keys if self.faces.measured[key].tier == "none" and self.faces.reference.records[key[0]].count]
+        return sum(1 for key in lost if self.faces.error(SlotPair("", "", *key)).value is None)
+
+    def rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
+        for index, pair in enumerate(self.faces.plan.pairs):
+            call, verdict = self.faces.calls[pair.reference], per_call.get(pair.reference, "")
+            name = call.scope or call.root
+            for slot in pair.slots:
+                key = slot.reference_record, slot.target_record
+                a, b = self.faces.reference.records[key[0]], self.faces.target.records[key[1]]
+                yield Row(
+                    index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
+                    slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
+                    self._third.columns(key, self.faces.measured[key]),
+                )  # fmt: skip
+
+    def with_worst(self, finding: Finding) -> Finding:
+        """Add the element with the largest error, as both sides have it."""
+        if finding.pair < 0 or finding.verdict == "param-diff":
+            return finding
+        slots = self.faces.slots[finding.pair]
+        slot = self.faces.slot(finding.pair, finding.slot) if finding.slot else None
+        slot = slot or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
+        if slot is None:
+            return finding
+        measured = self.faces.measured[slot.reference_record, slot.target_record]
+        arrays = self.faces.arrays(slot)
+        at = measured.max_abs_index
+        if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
+            return finding
+        numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
+        return _but_finding(
+            finding, slot=self._slot_name(finding, slot), worst_index=at, worst_reference=_number(arrays[0][at]),
+            worst_target=_number(arrays[1][at]),
+            numbers={**finding.numbers, **numbers},
+        )  # fmt: skip
+
+    def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
+        """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
+        k, colon, name = finding.slot.partition(":")
+        kids = self.faces.kids.get(self.faces.plan.pairs[finding.pair].reference, [])
+        if not colon or not k.isdigit() or int(k) >= len(kids):
+            return slot.reference_slot
+        child = self.faces.calls[kids[int(k)]]
+        return f"{child.scope.rpartition('.')[2] or child.op_type}:{name}"
+
+    def without_partner(self) -> dict[str, tuple[str, ...]]:
+        def names(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
+
+        plan = self.faces.plan
+        inside = {k for call in self.judging.inside for k in self.faces.alone(call)}
+        sides = {
+            "reference": names(self.faces.calls, (i for i in plan.unmatched_reference if i not in inside)),
+            "target": names(self.faces.target.calls, plan.unmatched_target),
+            "ambiguous": names(self.faces.calls, (a for a, _ in plan.ambiguous)),
+        }
+        return {side: found for side, found in sides.items() if found}
+
+    def run_notes(self) -> list[str]:
+        out = []
+        for side, run in (("reference", self.faces.reference), ("target", self.faces.target)):
+            if run.ended:
+                out.append(f"{side}: {run.ended}")
+            out += [f"{side}: {sentence}" for sentence in align.changed(run)]
+            out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+            hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
+            out += [f"{side}: {h}" for h in sorted(hidden)]
+        return out
+
+    def versions(self) -> dict[str, str]:
+        return {"whence": __version__, "format": str(self.faces.reference.info.format)}
+
+
+def _number(value: Any) -> float | None:
+    number = complex(value)
+    return number.real if np.isfinite(number.real) else None
+
+
+def _but_finding(old: Finding, /, **changes: Any) -> Finding:
+    return msgspec.structs.replace(old, **changes)

@@ -1,0 +1,203 @@
+"""Two runs face to face: who faces whom, how far each pair of tensors is apart, and what faces a slot of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whence import align, judge, metrics
+from whence.api.declaring import Declaring
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Record, Run, children
+from whence.results import CallPair, Measured, SlotPair
+
+if TYPE_CHECKING:
+    from whence.api.again import Again
+    from whence.api.comparing import CompareOptions
+
+_SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
+
+
+class Read:
+    """A run whose calls were read once and whose records stay read: they are looked at many times."""
+
+    def __init__(self, run: Run) -> None:
+        self.path, self.info, self.ended = run.path, run.info, run.ended
+        self.programs, self.notes, self.steps = run.programs, run.notes, run.steps
+        self.calls: Sequence[Call] = list(run.calls)
+        self.records: Sequence[Record] = _Kept(run.records)
+        self.array = run.array
+
+
+class _Kept(Sequence[Record]):
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._length = len(records)
+        self._one = functools.lru_cache(maxsize=_CACHED)(records.__getitem__)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._one(at)
+
+
+class Faces:
+    """The plan of a comparison, carried out.
+
+    calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
+    kids, target_kids: children of every call. made: records that some call of the reference wrote. measured: by pair of records.
+    """
+
+    def __init__(self, reference: Read, target: Read, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]) -> None:
+        self.reference, self.target = reference, target
+        self._options, self._again, self._tell = options, again, tell
+        self.calls = reference.calls
+        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        self.kids, self.target_kids = children(self.calls), children(target.calls)
+        self.plan = align.plan(reference, target)
+        self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
+        self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+        self.declaring = Declaring(options.policy, reference, target, self.plan)
+        self.measured: dict[tuple[int, int], Measured] = {}
+        self._lone_errors: dict[tuple[int, int], float] = {}
+        self._held: dict[int, dict[str, int]] = {}
+
+    # ---- how far apart
+
+    def measure(self) -> None:
+        """Measure every pair of tensors, each once."""
+        wanted = dict.fromkeys((s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots)
+        out: dict[tuple[int, int], Measured] = {}
+        left: list[tuple[int, int]] = []
+        for key in wanted:
+            a, b = self.reference.records[key[0]], self.target.records[key[1]]
+            if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
+                out[key] = _SAME
+            elif a.shape != b.shape:
+                out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
+            else:
+                left.append(key)
+        readable: list[tuple[int, int]] = []
+
+        def arrays() -> Iterator[tuple[Array, Array]]:
+            for key in left:
+                try:
+                    pair = self.reference.array(key[0]), self.target.array(key[1])
+                except ElementsMissing as error:
+                    out[key] = Measured("none", False, why=str(error))
+                    continue
+                readable.append(key)
+                self._tell(len(readable), len(left), "measuring")
+                yield pair
+
+        results = metrics.measure_many(
+            arrays(), tier=self._options.tier, rtol=self._options.rtol, atol=self._options.atol, threads=self._options.threads
+        )
+        out.update(zip(readable, results, strict=True))
+        self.measured = out
+
+    def error(self, slot: SlotPair) -> judge.Error:
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        unmasked = self.declaring.error(slot, metrics.measure, judge.coarser(a.dtype, b.dtype))
+        if unmasked is not None:
+            return unmasked
+        measured = self.measured[slot.reference_record, slot.target_record]
+        error = judge.error_of(measured, a, b, judge.coarser(a.dtype, b.dtype))
+        if error.value is None and error.u and measured.tier != "none" and (arrays := self.arrays(slot)) is not None:
+            error = judge.between(*arrays, error.u)
+        if error.u and (at := judge.lone_element(measured)) is not None:
+            error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
+        spread = self._again.spread(slot.reference_record, measured)
+        return dataclasses.replace(error, spread=spread) if spread else error
+
+    def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
+        """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""
+        key = (slot.reference_record, slot.target_record)
+        found = self._lone_errors.get(key)
+        if found is None:
+            arrays = self.arrays(slot)
+            a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
+            size = max(abs(a), (measured.values.get("reference_norm") or 0.0) / np.sqrt(self.reference.records[key[0]].count))
+            found = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
+        return found
+
+    def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
+        try:
+            return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
+        except ElementsMissing:
+            return None
+
+    def slot(self, index: int, slot: str) -> SlotPair | None:
+        """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
+        if slot.startswith("param"):
+            return self.slots[index].get(slot) or self._deeper_parameter(index, slot)
+        if not slot[0].isdigit():
+            return self.slots[index].get(slot)
+        k, _, slot = slot.partition(":")
+        kids = self.kids.get(self.plan.pairs[index].reference, [])
+        child = self.pair_of.get(kids[int(k)]) if int(k) < len(kids) else None
+        return self.slots[child].get(slot) if child is not None else None
+
+    def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
+        """A parameter that the target's call has under a wrapper's name, or that a call below it has ("param.norm1.weight")."""
+        pair = self.plan.pairs[index]
+        other = self.target.calls[pair.target]
+        wrapped = self.inner_parameter(other, self.calls[pair.reference], slot)
+        if wrapped is not None:
+            return wrapped
+        record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
+        name = f"{other.scope}.{slot[6:]}" if other.scope else slot[6:]
+        below = list(self.target_kids.get(other.id, ()))
+        while below and record is not None:
+            call = self.target.calls[below.pop()]
+            if name.startswith(f"{call.scope}."):
+                inside = f"param.{name[len(call.scope) + 1 :]}"
+                for ref in call.refs:
+                    if ref.slot == inside:
+                        return SlotPair(slot, inside, record, ref.record)
+                below += self.target_kids.get(call.id, ())
+        return None
+
+    def inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
+        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        held = self._held.get(other.id)
+        if held is None:
+            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            self._held[other.id] = held
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}" if inner.scope else slot[6:])
+        scope = align.normal_scope(other.scope)
+        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
+        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+
+    def all_same(self, index: int, slots: Iterable[str]) -> bool:
+        pairs = [self.slot(index, slot) for slot in slots]
+        keys = [(p.reference_record, p.target_record) for p in pairs if p is not None]
+        return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
+
+    def alone(self, call: int) -> list[int]:
+        """Calls below this one without a partner, and without one between."""
+        found: list[int] = []
+        todo = [call]
+        while todo:
+            below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
+            found += below
+            todo += below
+        return found
+
+    def shows_no_inside(self, index: int, pair: CallPair) -> bool:
+        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?"""
+        if self.target_kids.get(pair.target) or not self.kids.get(pair.reference):
+            return False
+        slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
+        return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
+
+
+def _shape(record: Record) -> str:
+    return f"({', '.join(map(str, record.shape))})"

@@ -1,0 +1,103 @@
+"""First things first: do both runs get the same inputs?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whence import judge
+from whence.api.faces import Faces
+from whence.dtypes import Array
+from whence.records import Call
+from whence.results import CallPair, SlotPair
+
+
+class FirstThings:
+    """Root inputs that differ. notes: what explains some of them."""
+
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
+        self.notes: list[str] = []
+
+    def sentences(self) -> list[str]:
+        """Root inputs that differ without an explanation, in sentences. Tokens that parted within noise explain themselves: a note each."""
+        sentences: list[str] = []
+        parted: set[tuple[str, int]] = set()
+        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
+            call = self.faces.calls[pair.reference]
+            if call.parent != -1:
+                continue
+            for slot in slots.values():
+                if not slot.reference_slot.startswith("input") or slot.reference_record in self.faces.made:
+                    continue
+                a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+                error = self.faces.error(slot)
+                limit = max(2 * judge.coarser(a.dtype, b.dtype), judge.LIMITS.spread * error.spread)
+                if error.exact or (error.value is not None and error.value <= limit):
+                    continue
+                if any(root == call.root and step < call.step for root, step in parted):
+                    continue
+                sentence = self._input_sentence(call, slot)
+                why = self._token_flip(pair, slot) if call.step > 0 else ""
+                if why:
+                    parted.add((call.root, call.step - 1))
+                    self.notes.append(why)
+                else:
+                    sentences.append(sentence)
+        return sentences
+
+    def _input_sentence(self, call: Call, slot: SlotPair) -> str:
+        name = slot.reference_slot.removeprefix("input.")
+        where = f"{call.root} step {call.step}: {name}"
+        arrays = self.faces.arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape:
+            return f"{where} ({self.faces.measured[slot.reference_record, slot.target_record].why or 'different content'})"
+        different = np.argwhere(arrays[0] != arrays[1])
+        if different.size == 0 and arrays[0].ndim:
+            return f"{where} ({arrays[0].dtype} against {arrays[1].dtype})"
+        at = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
+        return f"{where} at {list(at)}: {arrays[0][at]} against {arrays[1][at]} ({len(different)} of {arrays[0].size} differ)"
+
+    def _token_flip(self, pair: CallPair, slot: SlotPair) -> str:
+        """Tokens that differ because the scores of the step before were a near tie: a sentence; "" when that does not explain them."""
+        call = self.faces.calls[pair.reference]
+        arrays = self.faces.arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].dtype.kind not in "iu" or arrays[0].ndim == 0:
+            return ""
+        before = next((slots for p, slots in zip(self.faces.plan.pairs, self.faces.slots) if self._precedes(p, call)), None)
+        for score in (before or {}).values():
+            if not score.reference_slot.startswith("output"):
+                continue
+            scores = self.faces.arrays(score)
+            if scores is None or scores[0].ndim < 2 or scores[0].dtype.kind in "iub" or scores[0].shape != scores[1].shape:
+                continue
+            flips = _flips(arrays, scores)
+            if flips:
+                a, b, gap, noise = flips
+                tie = f"the scores part them by {gap:.3g}, within their own difference {noise:.3g}"
+                return f"step {call.step - 1}: token {a} against {b}; {tie}: inherited"
+        return ""
+
+    def _precedes(self, pair: CallPair, call: Call) -> bool:
+        """Is this the call of the same root one step before?"""
+        other = self.faces.calls[pair.reference]
+        return (other.parent, other.root, other.step, other.rank) == (-1, call.root, call.step - 1, call.rank)
+
+
+def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[int, int, float, float] | None:
+    """(token, other token, gap, noise) of the first differing token, when every difference is the argmax of near-tied scores."""
+    differ = np.argwhere(tokens[0] != tokens[1])
+    first: tuple[int, int, float, float] | None = None
+    for at in differ:
+        row = int(at[0]) if tokens[0].ndim > 1 else 0
+        a, b = (s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1]) for s in scores)
+        if row >= a.shape[0]:
+            return None
+        x, y = a[row, -1], b[row, -1]
+        i, j = int(tokens[0][tuple(at)]), int(tokens[1][tuple(at)])
+        if not (0 <= i < x.size and 0 <= j < x.size) or int(x.argmax()) != i or int(y.argmax()) != j:
+            return None
+        gap, noise = float(x[i] - x[j]), float(np.abs(x - y).max())
+        if gap > 2 * noise:
+            return None
+        first = first or (i, j, gap, noise)
+    return first

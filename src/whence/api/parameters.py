@@ -1,0 +1,61 @@
+"""The parameters of both sides: whether the run started with them, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from whence import judge
+from whence.api.faces import Faces
+from whence.records import Call
+from whence.results import SlotPair
+
+
+class Parameters:
+    """Compares each pair of parameters once, bit by bit."""
+
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
+        self._first: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._known: dict[tuple[int, int], judge.ParameterDifference] = {}
+
+    def is_given(self, call: Call, slot: SlotPair) -> bool:
+        """Is this parameter as the run started with, not as the run changed it?"""
+        key = (call.root, call.scope, slot.reference_slot)
+        return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (slot.reference_record, slot.target_record)
+
+    def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
+        return {s.reference_slot: self.is_given(call, s) for s in slots.values() if s.reference_slot.startswith("param")}
+
+    def difference(self, slot: SlotPair) -> judge.ParameterDifference:
+        key = (slot.reference_record, slot.target_record)
+        known = self._known.get(key)
+        if known is None:
+            if key in self.faces.measured and self.faces.measured[key].identical:
+                known = judge.ParameterDifference(True, True)
+            else:
+                arrays = self.faces.arrays(slot)
+                if arrays is None:
+                    known = self._from_hash(slot)
+                else:
+                    known = judge.parameters(*arrays)
+            self._known[key] = known
+        return known
+
+    def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
+        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
+            return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
+        return judge.ParameterDifference(False, False, "elements were not kept")
+
+    def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
+        """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
+        found: list[tuple[str, str, judge.ParameterDifference]] = []
+        seen: set[tuple[int, int]] = set()
+        for inner in (self.faces.calls[k] for k in self.faces.alone(call.id)):
+            for ref in inner.slots("param"):
+                pair = self.faces.inner_parameter(other, inner, ref.slot)
+                if pair is None or (pair.reference_record, pair.target_record) in seen or not self.is_given(inner, pair):
+                    continue
+                seen.add((pair.reference_record, pair.target_record))
+                found.append((inner.scope, ref.slot[6:], self.difference(pair)))
+        return found
