@@ -424,6 +424,7 @@ def raises():
         ("nowhere_at_all:make", "importing nowhere_at_all failed: ModuleNotFoundError"),
         ("given_model:made", "given_model has no made; callable there: make"),
         ("failing_model:make", "importing failing_model failed: ZeroDivisionError"),
+        ("leaving_model:make", "importing leaving_model failed: SystemExit: 0"),
         ("given_model:NUMBER", "a int is neither a torch.nn.Module nor a function"),
         ("given_model:number", "number() returned a int, not a torch.nn.Module"),
         (raises, "raises() raised ValueError: no such checkpoint"),
@@ -433,6 +434,7 @@ def test_what_is_no_model_is_said_before_anything_is_compared(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "given_model.py").write_text("NUMBER = 3\n\ndef make():\n    pass\n\ndef number():\n    return 3\n")
     (tmp_path / "failing_model.py").write_text("1 / 0\n")
+    (tmp_path / "leaving_model.py").write_text("import sys\nsys.exit(0)\n")
     captured(nn.Linear(32, 2), tmp_path / "run")
     monkeypatch.delitem(sys.modules, "given_model", raising=False)
     with pytest.raises(UsageError) as error:
@@ -448,7 +450,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     mixer(target)
     captured(Model().eval(), tmp_path / "ref")
     captured(target, tmp_path / "tgt")
-    (tmp_path / "users_model.py").write_text("def make():\n    from tests_model import make\n    return make()\n")
+    (tmp_path / "users_model.py").write_text("print('hello')\ndef make():\n    from tests_model import make\n    return make()\n")
     monkeypatch.setitem(sys.modules, "tests_model", sys.modules[__name__])
     assert execute(["compare", "ref", "tgt", "--model", "users_model:make", "--format", "json", "-o", "cmp"]) == 1
     assert [f["name"] for f in json.loads(capsys.readouterr().out)["findings"]] == ["blocks.1.mixer"]

@@ -121,9 +121,9 @@ def read(model: Any) -> Models:
         if not callable(factory):
             raise UsageError(f"model {words}: a {type(factory).__name__} is neither a torch.nn.Module nor a function that returns one")
         try:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
                 made = factory()
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise UsageError(f"model {words}: {_call(words)} raised {_words(error)}; it is called without arguments") from error
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"model {words}: {_call(words)} returned a {type(made).__name__}, not a torch.nn.Module")
@@ -134,10 +134,10 @@ def _imported(words: str) -> Any:
     name, colon, path = words.partition(":")
     if not colon or not name or not path:
         raise UsageError(f"model {words!r}: written module:factory, like infer:make_model for the function make_model in infer.py")
-    with _current_folder():
+    with _current_folder(), contextlib.redirect_stdout(sys.stderr):
         try:
             found: Any = importlib.import_module(name)
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code; a script without a guard ends with sys.exit
             where = "looked for in the current folder and among the installed packages"
             raise UsageError(f"model {words}: importing {name} failed: {_words(error)} ({where})") from error
     for part in path.split("."):
