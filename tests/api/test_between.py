@@ -244,6 +244,31 @@ def test_a_target_that_shows_no_inside_is_replayed_as_a_whole(tmp_path):
     assert result.unmatched == 0
 
 
+class Headed(nn.Module):
+    """A model in a model, as transformers has it: the outer one's own operators never see the cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.head = Model(), nn.Linear(50, 8)
+
+    @property
+    def blocks(self):
+        return self.model.blocks
+
+    def forward(self, ids, caches=None):
+        return self.head(self.model(ids, caches))
+
+
+def test_decode_steps_with_a_cache_are_replayed_as_a_whole(tmp_path):
+    """Only calls inside read the cache; what hangs in it comes from the step before, as the target had it."""
+    reference = captured(Headed().eval(), tmp_path / "ref", decode=3)
+    target = captured(compiled(Headed().eval().bfloat16()), tmp_path / "tgt", decode=3)
+    result = whence.compare(reference, target)
+    assert (result.status, result.findings) == ("same", ())
+    assert [v.evidence for v in result.verdicts] == ["replay"] * 4
+    assert (result.coverage.calls, result.coverage.paired, result.coverage.replayed) == (4 * 38, 4, 4 * 38)
+
+
 def test_a_fault_inside_is_seen_at_the_ends(tmp_path):
     target = Model().eval()
     scale(target)

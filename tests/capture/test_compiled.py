@@ -32,6 +32,18 @@ class Breaks(Net):
         return x + self.fc2(y)
 
 
+class Recurrent(nn.Module):
+    """Dynamo does not trace an LSTM: compiled code breaks off and calls the module, with dynamo waiting for the next frame."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(6, 8, 2, batch_first=True), nn.Linear(8, 6)
+
+    def forward(self, x):
+        _, (hidden, _) = self.lstm(x[None])
+        return x + self.fc(hidden[-1])
+
+
 class Outer(nn.Module):
     """Eager code around a compiled child, and a leaf whose helper calls compiled code."""
 
@@ -107,6 +119,13 @@ def test_a_compiled_model(kind, how, tmp_path):
     assert {"input.0", "output.0"} <= set(slots(root))
     assert [c.step for c in run.calls if c.parent == -1] == [0, 1]
     assert root.program == ""
+
+
+def test_what_dynamo_does_not_trace_runs_unseen(tmp_path):
+    bare, with_capture, run = both(lambda: torch.compile(Recurrent().eval(), backend="eager"), lambda m, x: m(x), tmp_path / "run")
+    assert with_capture[0] == bare[0]
+    assert [(c.scope, c.step, c.notes) for c in run.calls] == [("", step, ("compiled: inside not seen",)) for step in (0, 1)]
+    assert {"input.0", "output.0"} <= set(slots(call(run, "")))
 
 
 @pytest.mark.slow

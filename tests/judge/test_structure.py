@@ -117,3 +117,58 @@ def test_an_only_child_has_nothing_to_pool_with():
 
 def test_limits_are_the_documented_ones():
     assert (LIMITS.row, LIMITS.channel, LIMITS.shift, LIMITS.value, LIMITS.slope, LIMITS.pooled) == (2.3, 3.0, 5.0, 6.0, 4.5, 4.5)
+
+
+def carried(seed, effect=0.0, u=2.0**-11, rows=240, memory=0.9):
+    """An output whose rounding is carried from row to row, as a recurrence does; one channel of the target shifted by `effect`."""
+    rng = np.random.default_rng(seed)
+    r = rng.standard_normal((rows, LAST))
+
+    def noise():
+        out = np.zeros((rows, LAST))
+        for t in range(rows):
+            out[t] = memory * out[t - 1] + u * rng.standard_normal(LAST)
+        return out
+
+    w, y = r + noise(), r + noise()
+    y[:, 7] += effect
+    return judge.local(y.astype(np.float16), r.astype(np.float32), w.astype(np.float16))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_that_is_carried_from_row_to_row_is_no_structure(seed):
+    local = carried(seed)
+    assert local.score <= 1, local.parts()
+
+
+def test_rounding_alike_from_row_to_row_is_worth_fewer_rows():
+    """Variance inflation by the mean of the AR(1) process: (1 + a) / (1 - a), of a sum; here of the shift test of a fault."""
+    local = carried(0, effect=0.02)
+    assert (local.parts()["shift"] > 1, local.structure.shift_at) == (True, 7)
+    alone = carried(0, effect=0.02, memory=0.0)
+    # The error is 1 / sqrt(1 - a^2) larger, and (1 + a) / (1 - a) as many rows would be needed.
+    assert local.structure.shift < alone.structure.shift / 2
+
+
+def test_rounding_without_memory_keeps_its_significance():
+    assert planted(lambda r: r + SMALL * np.sqrt((r**2).mean()) * (np.arange(LAST) == 7)[None]).structure.shift > LIMITS.shift
+
+
+def scaled(seed, effect, *, written_out=False):
+    """16-bit outputs whose rows each have a scale from rounding inside, other in the target; and one of `effect` from a fault."""
+    rng = np.random.default_rng(seed)
+    r = rng.standard_normal((64, LAST))
+
+    def rounded():
+        return (r * (1 + 2e-3 * rng.standard_normal((64, 1)))).astype(np.float16)
+
+    y = (rounded() * (1 + effect * rng.standard_normal((64, 1)))).astype(np.float16)
+    return judge.local(y, r.astype(np.float32), rounded(), written_out=written_out)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scales_of_rows_count_beyond_those_of_the_programs_own_rounding(seed):
+    assert scaled(seed, 0.0).parts()["row"] <= 1
+    assert scaled(seed, 2e-2).parts()["row"] > 1
+    # Written out step by step a program rounds more often than it does; its patterns excuse nothing.
+    assert scaled(seed, 0.0, written_out=True).parts()["row"] > 1

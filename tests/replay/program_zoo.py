@@ -233,7 +233,15 @@ def heads(seed=0, b=2, h=4, t=6, d=8):
 
 
 # name: (module, inputs). Every one of these must be recorded, replay bitwise and run in float64 and bfloat16.
+class Bits(nn.Module):
+    """Masks joined by Python's operators: under inference_mode these arrive as `__and__`."""
+
+    def forward(self, x, a, b):
+        return x.masked_fill(~((a & b) | (a ^ b)), 0)
+
+
 USABLE = {
+    "bits": lambda: (Bits(), (g(3, 4), g(3, 4) > 0, g(3, 4) > 0)),
     "linear": lambda: (nn.Linear(8, 5), (g(2, 3, 8),)),
     "linear without bias": lambda: (nn.Linear(8, 5, bias=False), (g(4, 8),)),
     "conv2d": lambda: (nn.Conv2d(3, 6, 3, 2, 1), (g(2, 3, 9, 9),)),

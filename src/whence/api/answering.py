@@ -12,6 +12,7 @@ from whence import __version__, align
 from whence.api.faces import Faces
 from whence.api.judging import Judging
 from whence.api.third import Third
+from whence.api.unread import unread
 from whence.records import Call
 from whence.results import Coverage, Finding, Row, SlotPair, Verdict, severity
 
@@ -21,6 +22,7 @@ class Answer:
 
     def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
         self.faces, self.judging, self._third = faces, judging, third
+        self._unread = unread(faces.reference)
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
         """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
@@ -71,7 +73,9 @@ class Answer:
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
-        for ref in (*call.slots("output"), *call.slots("mutated")):
+        refs = (*call.slots("output"), *call.slots("mutated"))
+        there = [ref for ref in refs if ref.slot in slots or ref.record not in self._unread]
+        for ref in there or refs:
             slot = slots.get(ref.slot)
             if slot is None or self.faces.error(slot).value is None:
                 # Empty tensors and lone reasons hold nothing that could differ.
@@ -111,7 +115,7 @@ class Answer:
             name = call.scope or call.root
             for slot in pair.slots:
                 key = slot.reference_record, slot.target_record
-                a, b = self.faces.reference.records[key[0]], self.faces.target.records[key[1]]
+                a, b = self.faces.reference.records[key[0]], self.faces.shown.records[key[1]]
                 yield Row(
                     index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
                     slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,

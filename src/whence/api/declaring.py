@@ -99,7 +99,7 @@ class Semantics:
 
     def measure(
         self, slot: str, produced: Array, wide: Array, working: Array, *, terms: int, reference: Array | None,
-        reference_wide: Array | None, spread: Array | None,
+        reference_wide: Array | None, spread: Array | None, written_out: bool = False,
     ) -> judge.Local:  # fmt: skip
         """`judge.local`, with masked elements left out and a declared tolerance in the place of the noise floor."""
         keep = self.keep(slot, produced.shape) if self.keep is not None else None
@@ -112,7 +112,8 @@ class Semantics:
             reference = shown(reference) if reference is not None and reference.shape == keep.shape else None
             reference_wide = shown(reference_wide) if reference_wide is not None and reference is not None else None
         local = judge.local(
-            produced, wide, working, reduction_length=terms, reference=reference, reference_wide=reference_wide, spread=spread
+            produced, wide, working, reduction_length=terms, reference=reference, reference_wide=reference_wide, spread=spread,
+            written_out=written_out,
         )  # fmt: skip
         entry = self.tolerance(slot) if self.tolerance is not None else None
         if entry is None and self.size_only and math.isfinite(local.score):

@@ -11,6 +11,7 @@ import numpy as np
 
 from whence import align, judge, metrics
 from whence.api.declaring import Declaring
+from whence.api.masks import alike
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, children
@@ -51,19 +52,21 @@ class Faces:
     """The plan of a comparison, carried out.
 
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
-    kids, target_kids: children of every call. made: records that some call of the reference wrote. measured: by pair of records.
+    target: with its masks in the reference's form (`masks.alike`); shown: as it is. kids, target_kids: children of every call.
+    made: records that some call of the reference wrote. measured: by pair of records.
     """
 
     def __init__(self, reference: Read, target: Read, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]) -> None:
-        self.reference, self.target = reference, target
+        self.reference = reference
         self._options, self._again, self._tell = options, again, tell
         self.calls = reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = align.plan(reference, target)
+        self.shown, self.target = target, alike(reference, target, self.plan)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
         self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
-        self.declaring = Declaring(options.policy, reference, target, self.plan)
+        self.declaring = Declaring(options.policy, reference, self.target, self.plan)
         self.measured: dict[tuple[int, int], Measured] = {}
         self._lone_errors: dict[tuple[int, int], float] = {}
         self._held: dict[int, dict[str, int]] = {}

@@ -240,6 +240,8 @@ class Judging:
 
         What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that was rounding.
         """
+        if call.notes and call.notes[0].endswith("inside not seen"):
+            verdict = judge.of_unseen(verdict)
         if verdict.verdict not in ("noise", "inherited", "amplified"):
             return verdict
         for slot, was_given in given.items():

@@ -101,6 +101,8 @@ class Replayer:
     ) -> None:  # fmt: skip
         self.paired, self.inner, self.spread = paired, inner, spread
         self.reference, self.target = Side(reference, allow, model), Side(target, allow)
+        # What the target itself ran had its masks in its own form.
+        self.own = Side(getattr(target, "own", target), allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._held_bytes = 0
@@ -164,8 +166,11 @@ class Replayer:
         chosen = self._dtypes(faced, outputs, produced)
         inputs |= {slot: array for slot, record in lent.items() if (array := self.reference.lent(record, chosen[1])) is not None}
         if any(inside & loaded.needs(slot) for slot in outputs):
-            whole = _Whole(self, call, other, loaded, inputs, params, strides, *chosen)
-            same = all(self._equal(pair) for pair in faced.values())
+            # What hangs in a cache is read by calls inside, not by this one's own operators.
+            handed = {r.slot: pair for r in call.slots("input") if r.slot not in faced and (pair := slots(r.slot)) is not None}
+            state = {pair.reference_record: self.target.run.array(pair.target_record) for pair in handed.values()}
+            whole = _Whole(self, call, other, loaded, inputs, params, strides, state, *chosen)
+            same = all(self._equal(pair) for pair in (*faced.values(), *handed.values()))
             whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
             return found
         run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen)
@@ -173,9 +178,11 @@ class Replayer:
         reference = self._reference(call, loaded, faced, outputs, run)
         spread = {slot: self.spread(pair.reference_record) for slot, pair in outputs.items()}
 
-        def figures(working: Mapping[str, Array]) -> dict[str, judge.Local]:
+        def figures(working: Mapping[str, Array], *, written_out: bool = False) -> dict[str, judge.Local]:
             return {
-                slot: _measured(slot, y, r[slot], working[slot], terms, reference.get(slot), spread[slot], semantics)
+                slot: _measured(
+                    slot, y, r[slot], working[slot], terms, reference.get(slot), spread[slot], semantics, written_out=written_out
+                )
                 for slot, y in produced.items()
             }
 
@@ -191,7 +198,7 @@ class Replayer:
             found.local = figures(run.working())
         if highest(found.local) > 1:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
-            stepwise = figures(run.working(stepwise=True))
+            stepwise = figures(run.working(stepwise=True), written_out=True)
             found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
         return found
 
@@ -337,13 +344,13 @@ class Replayer:
             return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
         words = ""
         try:
-            theirs, borrowed = self.target.program(other), self.reference.borrows(call)
+            theirs, borrowed = self.own.program(other), self.reference.borrows(call)
             words = program_difference(self.reference.program(call), theirs) if not borrowed else ""
-            loaded = self.target.load(other)
+            loaded = self.own.load(other)
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
-            arrays, strides = self.target.arrays(self.target.records(other, (*theirs.inputs, *theirs.params)))
-            made, _ = self.target.arrays(self.target.records(other, outputs))
+            arrays, strides = self.own.arrays(self.own.records(other, (*theirs.inputs, *theirs.params)))
+            made, _ = self.own.arrays(self.own.records(other, outputs))
             wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
             right: dict[int, Array] = {}
             with Threads(1):
@@ -416,9 +423,9 @@ class _Whole:
 
     def __init__(
         self, replayer: Replayer, call: Call, other: Call, loaded: Any, inputs: Mapping[str, Array], params: _Params,
-        strides: Mapping[str, tuple[int, ...]], wide: str, working: str,
+        strides: Mapping[str, tuple[int, ...]], state: Mapping[int, Array], wide: str, working: str,
     ) -> None:  # fmt: skip
-        self._replayer, self._call, self._other, self._loaded = replayer, call, other, loaded
+        self._replayer, self._call, self._other, self._loaded, self._state = replayer, call, other, loaded, state
         self._inputs, self._params, self._strides = inputs, params, strides
         self._wide, self._working = wide, working
         self._ran: list[Call] = []
@@ -439,7 +446,7 @@ class _Whole:
     def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
         side, call, loaded = self._replayer.reference, self._call, self._loaded
         own = side.records(call, loaded.program.inputs)
-        state = {own[slot]: array for slot, array in self._inputs.items() if slot in own}
+        state = {**self._state, **{own[slot]: array for slot, array in self._inputs.items() if slot in own}}
         noise = np.random.default_rng(seed) if seed is not None else None
         chain = Chain(side, working, self._held, noise=noise, state=state)
         kids = side.children(call.id)
@@ -488,8 +495,12 @@ def _measured(
     reference: tuple[Array, Array | None] | None,
     spread: Array | None,
     semantics: Semantics,
+    *,
+    written_out: bool = False,
 ) -> judge.Local:
     if r.shape != y.shape or w.shape != y.shape:
         raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
     made, again = reference if reference is not None and reference[0].shape == y.shape else (None, None)
-    return semantics.measure(slot, y, r, w, terms=terms, reference=made, reference_wide=again, spread=spread)
+    return semantics.measure(
+        slot, y, r, w, terms=terms, reference=made, reference_wide=again, spread=spread, written_out=written_out
+    )  # fmt: skip

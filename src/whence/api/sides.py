@@ -233,6 +233,11 @@ class Side:
             # Sums over threads round otherwise: once more with as many as the capture had.
             with Threads(threads):
                 why = check(loaded, arrays, arrays, outputs, strides)
+        if why:
+            from whence.replay.stepwise import without_onednn
+
+            with without_onednn():
+                why = check(loaded, arrays, arrays, outputs, strides) and why
         elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _compiled(call)
         if why and elsewhere and self._score(call, loaded, slots) <= 1:
             loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"

@@ -1,7 +1,9 @@
-"""Tells just before compiled code runs, so that nothing of ours is around it then.
+"""Tells just before compiled code runs, so that nothing of ours is around it then, and whether we are inside it.
 
 A dispatch mode around compiled code silently makes it eager, so a recording must be over before. Every call of something that
 `torch.compile` made sets dynamo's frame evaluation first: that function is wrapped while a capture listens.
+While it is set, dynamo compiles every Python frame that starts, ours too: where compiled code breaks off and calls a module, nothing
+of ours may run.
 """
 
 from __future__ import annotations
@@ -10,8 +12,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
+
+
+def inside() -> bool:
+    """Does this run as a part of something compiled, so that dynamo takes every frame that starts? Its callback is None where it is off."""
+    return get_eval_frame_callback() not in (None, False)
 
 
 class Trap:

@@ -26,7 +26,7 @@ import torch
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_compiled import Trap
+from whence.capture.torch_compiled import Trap, inside
 from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
@@ -152,7 +152,7 @@ class Listener:
         listener = self
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if is_compiling() or not listener.active:
+            if is_compiling() or not listener.active or inside():
                 return previous(module, *args, **kwargs)
             return listener._observe(previous, module, args, kwargs)
 

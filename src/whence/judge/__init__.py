@@ -9,11 +9,11 @@ from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
-from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
+from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
 from whence.judge.whole import measure as whole
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between",
     "coarser", "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
-    "parameters", "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
+    "of_unseen", "parameters", "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
 ]  # fmt: skip

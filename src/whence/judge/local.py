@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
-from whence.judge.structure import Structure, structure, weaker
+from whence.judge.structure import Structure, structure, weaker, without_memory, without_own_rows
 
 F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
@@ -93,6 +93,7 @@ def measure(
     reference: Array | None = None,
     reference_wide: Array | None = None,
     spread: Array | None = None,
+    written_out: bool = False,
     limits: Limits = LIMITS,
 ) -> Local:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
@@ -103,7 +104,8 @@ def measure(
     reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
     for the shares of the error. spread: by how much each element differs between runs of the reference on equal inputs
     (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it is no evidence; of an exact
-    kind, `limits.spread` times as many elements may differ. All of one shape.
+    kind, `limits.spread` times as many elements may differ. written_out: `working` rounds at more steps than the program does, so
+    that its own rounding is no measure of patterns. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -150,7 +152,14 @@ def measure(
         floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
         spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
     )  # fmt: skip
-    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
+    over = local.parts(limits)
+    if not mismatch and max(over["channel"], over["shift"], over["value"]) > 1:
+        local = dataclasses.replace(local, structure=without_memory(local.structure, f, r, last))
+        over = local.parts(limits)
+    if not mismatch and not written_out and over["row"] > 1:
+        local = dataclasses.replace(local, structure=without_own_rows(local.structure, f, r, last))
+        over = local.parts(limits)
+    return dataclasses.replace(local, score=math.inf if mismatch else max(over.values()))
 
 
 def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:

@@ -48,7 +48,7 @@ POINTWISE = words("""
     special_expit special_expm1 special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p special_log_ndtr
     special_logit special_ndtr special_ndtri special_psi special_round special_sinc special_xlog1py special_xlogy special_zeta sqrt
     square sub subtract tan tanh threshold true_divide trunc where xlogy _to_copy to type_as polar fake_quantize_per_tensor_affine
-    fake_quantize_per_channel_affine
+    fake_quantize_per_channel_affine __and__ __or__ __xor__ __lshift__ __rshift__
 """)
 
 REDUCTIONS = words("""

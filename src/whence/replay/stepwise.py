@@ -7,8 +7,9 @@ schema name and returns its outputs in schema order.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -164,6 +165,26 @@ _SUMS = words("""
     sum mean nansum nanmean var std var_mean std_mean norm linalg_vector_norm logsumexp prod _softmax softmax _log_softmax
     log_softmax cumsum cumprod logcumsumexp trace _safe_softmax
 """)
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """Operators run on torch's own kernels instead of oneDNN's, as in a process that switched it off or has none."""
+    on = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(on)
+
+
+def other_kernels(first: Any) -> contextlib.AbstractContextManager[None]:
+    """Torch's own kernels for operators of 32 bits and more, by the dtype of their first tensor; nothing for others.
+
+    Both kinds are right, and not equally exact: near -3 torch's GELU is ten times further off than oneDNN's (its erf is good to 2e-7,
+    and 1 + erf cancels there).
+    """
+    return without_onednn() if first is not None and first.dtype.itemsize >= 4 else contextlib.nullcontext()
 
 
 def reduction_length(base: str, named: Named) -> int:

@@ -187,7 +187,9 @@ class Loaded:
             prefix = f"{k}:"
             if not any(slot.startswith(prefix) for slot in later):
                 return
-            given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in program.outputs if s.startswith(prefix)}
+            # What rests on tensors that are not there was not computed; the child may know those by itself.
+            wanted = ((s, o) for s, o in program.outputs if s in part.outputs and s.startswith(prefix))
+            given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in wanted}
             left = {**given, **child(k, given)}
             for place, slot in enumerate(program.inputs):
                 if slot.startswith(prefix) and slot[len(prefix) :] in left:
@@ -666,7 +668,8 @@ class _Execution:
             self.bound(step, args, kwargs)
         if self.stepwise and step.base in stepwise.WRITTEN_OUT:
             return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))
-        out = self.call(place, step, args, kwargs, named)
+        with stepwise.other_kernels(next(tensors_in(args), None)) if self.stepwise else contextlib.nullcontext():
+            out = self.call(place, step, args, kwargs, named)
         if operation.guard is not None:
             self.guard(step, operation.guard, out)
         made = list(tensors_in(out))

@@ -1,0 +1,118 @@
+"""Masks that say the same in another form: True and False in one run, 0 and the smallest number in another.
+
+Which form a mask has is a choice of the attention implementation, and both are right. Before anything is measured, a mask of the
+target that faces one of the other form is read in the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Record, Run
+from whence.results import Plan
+
+Bits = npt.NDArray[np.bool_]
+_SENTINEL = 0.9  # of the largest finite value: what masks are filled with, as everywhere
+
+
+class Alike:
+    """A run in which some records are read in another form. own: the run as it is."""
+
+    def __init__(self, own: Run, read: dict[int, tuple[Record, Array]]) -> None:
+        self.own = own
+        self.path, self.info, self.ended = own.path, own.info, own.ended
+        self.calls, self.programs, self.notes, self.steps = own.calls, own.programs, own.notes, own.steps
+        self.records: Sequence[Record] = _Records(own.records, {at: record for at, (record, _) in read.items()})
+        self._arrays = {at: array for at, (_, array) in read.items()}
+
+    def array(self, record: int) -> Array:
+        """Elements of a record, in the form it is read in. Raises ElementsMissing."""
+        found = self._arrays.get(record)
+        return self.own.array(record) if found is None else found
+
+
+class _Records(Sequence[Record]):
+    def __init__(self, own: Sequence[Record], read: dict[int, Record]) -> None:
+        self._own, self._read = own, read
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Record]: ...
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        found = self._read.get(at)
+        return self._own[at] if found is None else found
+
+
+def alike(reference: Run, target: Run, plan: Plan) -> Run:
+    """The target with its masks in the reference's form; the target itself where none has another."""
+    faced: dict[int, set[int]] = {}
+    for pair in plan.pairs:
+        for slot in pair.slots:
+            a, b = reference.records[slot.reference_record], target.records[slot.target_record]
+            if a.shape == b.shape and (a.dtype == "bool") != (b.dtype == "bool"):
+                faced.setdefault(b.id, set()).add(a.id)
+    read: dict[int, tuple[Record, Array]] = {}
+    for mine, theirs in faced.items():
+        records = [reference.records[i] for i in theirs]
+        if len({r.dtype for r in records}) > 1:
+            continue
+        try:
+            as_theirs = in_form_of(reference.array(records[0].id), target.array(mine))
+            equal = next((r for r in records if as_theirs is not None and np.array_equal(reference.array(r.id), as_theirs)), None)
+        except ElementsMissing:
+            continue
+        if as_theirs is None:
+            continue
+        # Equal content has the reference's hash; of other content nothing is known but its elements.
+        known = {"hash": equal.hash, "statistics": equal.statistics} if equal is not None else {"hash": "", "statistics": None}
+        read[mine] = msgspec.structs.replace(target.records[mine], dtype=records[0].dtype, sketch=None, **known), as_theirs
+    return Alike(target, read) if read else target
+
+
+def in_form_of(reference: Array, target: Array) -> Array | None:
+    """The mask `target` written as the mask `reference` is, None where one of them is no mask.
+
+    Both of one shape. A mask is bool, or 0 and sentinels (|v| >= 0.9 of the dtype's largest number, -inf), or 0 and 1. True may mean
+    "look" or "look away": the meaning that agrees with the reference in more places is taken.
+    """
+    said, meant = _bits(reference), _bits(target)
+    if said is None or meant is None:
+        return None
+    if 2 * np.count_nonzero(said == meant) < said.size:
+        meant = ~meant
+    if reference.dtype.kind == "b":
+        return meant
+    values = np.unique(reference.astype(np.float64))
+    if np.all((values == 0) | (values == 1)) and 1 in values:
+        return meant.astype(reference.dtype)
+    top = dtypes.of(reference).max_finite or np.inf
+    return np.where(meant, 0.0, values[0] if values[0] < 0 else -top).astype(reference.dtype)
+
+
+def _bits(mask: Array) -> Bits | None:
+    """True where a mask lets look, as far as its form tells; None when it is no mask."""
+    if mask.dtype.kind == "b":
+        return np.asarray(mask)
+    kind = dtypes.of(mask)
+    if kind.kind == "complex" or not mask.size:
+        return None
+    values = mask.astype(np.float64)
+    if kind.is_floating:
+        blocked = values <= -_SENTINEL * (kind.max_finite or np.inf)
+        if np.all(blocked | (values == 0)):
+            return np.asarray(~blocked)
+    return np.asarray(values != 0) if np.all((values == 0) | (values == 1)) else None
