@@ -48,7 +48,7 @@ class Chain:
                 continue
             array = given.get(slot)
             array = array if array is not None else self.state.get(own.get(slot, -1))
-            array = array if array is not None else self.side.lent(own.get(slot))
+            array = array if array is not None else self.side.lent(own.get(slot), self.working)
             if array is not None:
                 inputs[slot] = array
         there = {*inputs, *program.params, *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid))}
@@ -74,8 +74,10 @@ class Chain:
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
-        """The slots that the k-th child (call `kid`) fills in the program above it."""
-        return [f"{k}:{slot}" for slot in self.side.left(self.side.run.calls[kid])]
+        """The slots that the k-th child (call `kid`) fills in the program above it: what it is given, and what it leaves."""
+        call = self.side.run.calls[kid]
+        made = self.side.left(call)
+        return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))] if made else []
 
     def _noisy(self, array: Array) -> Array:
         kind = dtypes.of(array)

@@ -141,7 +141,7 @@ class Replayer:
         own = self.reference.records(call, [s for s in program.params if s in semantics.params and s not in faced])
         faced |= {slot: SlotPair(slot, "", record, -1) for slot, record in own.items()}
         alone = self.reference.records(call, [s for s in program.inputs if s not in faced])
-        lent = {slot: array for slot, record in alone.items() if (array := self.reference.lent(record)) is not None}
+        lent = {slot: record for slot, record in alone.items() if self.reference.lent(record) is not None}
         inside = self._inside(call, program.inputs, faced)
         for one, two in program.same:
             self._still_one(one, two, slots)
@@ -159,10 +159,10 @@ class Replayer:
         if not outputs:
             return found
         inputs, strides = self.target.arrays({s: faced[s].target_record for s in program.inputs if s in faced})
-        inputs |= lent
         params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced], semantics)
         produced = {slot: self.target.run.array(pair.target_record) for slot, pair in outputs.items()}
         chosen = self._dtypes(faced, outputs, produced)
+        inputs |= {slot: array for slot, record in lent.items() if (array := self.reference.lent(record, chosen[1])) is not None}
         if any(inside & loaded.needs(slot) for slot in outputs):
             whole = _Whole(self, call, other, loaded, inputs, params, strides, *chosen)
             same = all(self._equal(pair) for pair in faced.values())
@@ -404,7 +404,7 @@ class _Running:
 
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
             made: dict[str, Array] = self._loaded.run(
-                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs
+                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs, convert=False
             )  # fmt: skip
             return made
 

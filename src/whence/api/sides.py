@@ -67,10 +67,11 @@ class Side:
             {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
         )
 
-    def lent(self, record: int | None) -> Array | None:
+    def lent(self, record: int | None, working: str = "recorded") -> Array | None:
         """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
 
-        A fused attention takes no mask where another does; what code made of no activation is not noisy.
+        A fused attention takes no mask where another does; what code made of no activation is not noisy. working: the dtype to
+        have it in, if of 16 bits; what stands for "masked" becomes the smallest number of that.
         """
         if record is None:
             return None
@@ -84,6 +85,10 @@ class Side:
             top = _SENTINEL * (kind.max_finite or np.inf)
             if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
                 return None
+            if working in ("bfloat16", "float16") and kind.kind != "complex":
+                limit = float(dtypes.named(working).max_finite or np.inf)
+                held = array.astype(np.float64)
+                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(dtypes.named(working).numpy)
         return array
 
     # ---- programs
@@ -96,6 +101,11 @@ class Side:
         if program is None:
             raise ReplayRefused("its program was not written (the capture ended early)")
         return program
+
+    def notes(self) -> list[str]:
+        """How many programs reproduce their recording, but not bitwise, in words."""
+        told = Counter(loaded.check_note.partition(": ")[2] or loaded.check_note for loaded in self._loaded.values() if loaded.check_note)
+        return [f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()]
 
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""
@@ -225,7 +235,7 @@ class Side:
                 why = check(loaded, arrays, arrays, outputs, strides)
         elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _compiled(call)
         if why and elsewhere and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = f"{elsewhere}: reproduced within its own rounding"
+            loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
             return ""
         return why
 

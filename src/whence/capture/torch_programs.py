@@ -299,6 +299,13 @@ class Recorder:
                     self._operations.append(("aten.clone.default", (operand,), {}, None, None))
                 self._handed.append((f"{k}:{slot}", operand, copy))
             self._calls.append((k, len(self._operations)))
+            for slot, tensor in tensors:
+                key = layout(tensor)
+                if self._operand.get(key, {}).keys() & {"op", "const"}:
+                    # It can be seen from here on: what follows starts from it, not from what it was made of.
+                    pinned = key in self._pinned
+                    self._renew(f"{k}:{slot}", tensor, key)
+                    (self._pinned.add if pinned else self._pinned.discard)(key)
         except _Stop:
             pass
         except Exception as error:  # noqa: BLE001 - as above
@@ -317,14 +324,18 @@ class Recorder:
                     self._poison(key[0], "a module changed memory that this is a view of")
                 elif key in self._given:
                     self._same.append((self._given[key], f"{k}:{slot}"))
-                if self._operand.pop(key, None) is not None:
-                    self._replaced.add(key[0])
-                    self._owners.pop(key[0], None)
-                self._new_input(f"{k}:{slot}", tensor)
+                self._renew(f"{k}:{slot}", tensor, key)
         except _Stop:
             pass
         except Exception as error:  # noqa: BLE001 - as above
             self._broke("looking at what a module returned", error)
+
+    def _renew(self, slot: str, tensor: Any, key: tuple[Any, ...]) -> None:
+        """From here on this tensor is an input."""
+        if self._operand.pop(key, None) is not None:
+            self._replaced.add(key[0])
+            self._owners.pop(key[0], None)
+        self._new_input(slot, tensor)
 
     def _boundary(self, tensor: Any) -> Operand:
         if not self._is_plain(tensor):

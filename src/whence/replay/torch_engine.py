@@ -188,7 +188,7 @@ class Loaded:
             if not any(slot.startswith(prefix) for slot in later):
                 return
             given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in program.outputs if s.startswith(prefix)}
-            left = child(k, given)
+            left = {**given, **child(k, given)}
             for place, slot in enumerate(program.inputs):
                 if slot.startswith(prefix) and slot[len(prefix) :] in left:
                     made = ins[place] = tensor(place, slot, left[slot[len(prefix) :]])
