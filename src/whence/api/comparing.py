@@ -96,8 +96,8 @@ def compare_runs(
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
             *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *faces.declaring.notes(),
-            *answer.run_notes(), *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
-            *(options.model.notes() if options.model is not None else ()),
+            *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
+            *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), environment=tuple(align.differences(left, right)), timing=timing,
