@@ -121,6 +121,26 @@ def test_in_place_of_a_child_stands_what_it_left():
     np.testing.assert_array_equal(asked[1][1], X * 3)
 
 
+def test_what_a_child_was_given_is_what_follows_starts_from():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = x * 2
+            return y + self.inner(y)
+
+    outer = Outer()
+    kid = Kid("m.inner", outer.inner, ("input.0",), ("output.0",), torch.empty(0), fresh=("input.0",))
+    module = borrowed(outer, {"input.0": (6, 8), "output.0": (6, 8)}, [kid])
+    assert module.needs("0:input.0") == {"input.0"}
+    assert module.needs("output.0") == {"input.0", "0:input.0", "0:output.0"}
+    made = module.run({"input.0": X, "0:input.0": X * 7, "0:output.0": X}, {})
+    np.testing.assert_array_equal(made["0:input.0"], X * 2)
+    np.testing.assert_array_equal(made["output.0"], X * 7 + X)
+
+
 def test_another_order_of_children_is_a_guard():
     class Outer(nn.Module):
         def __init__(self):

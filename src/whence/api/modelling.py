@@ -47,7 +47,8 @@ class Models:
         recorded. Raises ReplayRefused where the model has no such module, or another one.
         """
         form = tuple((slot, dtype) for slot, (dtype, _) in known.items())
-        made = tuple((kid.scope, tuple(r.slot for r in kid.refs)) for kid in kids)
+        numbers: dict[int, int] = {}  # which of the tensors are one
+        made = tuple((c.scope, tuple((r.slot, numbers.setdefault(r.record, len(numbers))) for r in c.refs)) for c in (call, *kids))
         key = (call.root, call.scope, call.training, grad, form, tuple(sorted(call.arguments.items(), key=str)), made)
         found = self._borrowed.get(key)
         if found is None:
@@ -78,11 +79,13 @@ class Models:
         if call.error:
             raise ReplayRefused("the call raised")
         module = self._module(call)
-        made = []
+        made, seen = [], {r.record for r in call.refs if r.slot.startswith(("input", "param"))}
         for kid in kids:
+            fresh = tuple(r.slot for r in kid.slots("input") if r.record not in seen)
+            seen.update(r.record for r in kid.refs)
             given, left = (tuple(r.slot for r in kid.refs if r.slot.startswith(kinds)) for kinds in ("input", ("output", "mutated")))
             below = self._module(kid)
-            made.append(Kid(kid.scope, below, given, left, self._what_returns(kid, below, arrays, left)))
+            made.append(Kid(kid.scope, below, given, left, self._what_returns(kid, below, arrays, left), fresh))
         return Borrowed(module, call, known, made, rebuilt, name=name, grad=grad, forbidden=self._forbidden)
 
     def _module(self, call: Call) -> Any:

@@ -41,6 +41,7 @@ _HALF = (torch.bfloat16, torch.float16)
 class Kid:
     """A call that the borrowed module makes. module: of the user's model. given, left: the slots it was given and left when recorded.
 
+    fresh: those given that nobody could see before; what follows starts from the target's, not from what they were made of.
     returned: something of the form that it returns, whatever its tensors are.
     """
 
@@ -49,6 +50,7 @@ class Kid:
     given: tuple[str, ...]
     left: tuple[str, ...]
     returned: Any
+    fresh: tuple[str, ...] = ()
 
 
 class Borrowed:
@@ -71,7 +73,7 @@ class Borrowed:
         self._forbidden = forbidden
         own = [ref.slot for ref in call.refs]
         params = tuple(dict.fromkeys(s for s in own if s.startswith("param")))
-        inputs = [s for s in own if s.startswith("input")] + [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.left]
+        inputs = [s for s in own if s.startswith("input")] + [f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.left)]
         outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.given] + [s for s in own if s.startswith(("output", "mutated"))]
         # A cache: what it holds is changed inside an object, of which slots show neither the class nor how it began.
         inside = [s for s in outputs if s.startswith("mutated") and not {f"input{s[7:]}", f"param{s[7:]}"} & {*own}]
@@ -127,16 +129,15 @@ class Borrowed:
         working: str = "recorded",
         stepwise: bool = False,
         strides: Mapping[str, tuple[int, ...]] | None = None,
+        convert: bool = True,
         outputs: Sequence[str] | None = None,
         child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None = None,
         trace: Callable[[int, Array], None] | None = None,
-        convert: bool = False,
     ) -> dict[str, Array]:
         """Outputs by slot, as the module computes them from these inputs and params (by slot); arguments as `Loaded.run` has them.
 
         "float64", "float32" also rewrite every floating dtype that the module's code asks an operator for. In 16 bits what the code
-        widens stays wide. Inputs are taken as given (no `convert`), and trace is
-        never called: there are no operations of a program. Raises ReplayRefused with the reason.
+        widens stays wide. trace is never called: there are no operations of a program. Raises ReplayRefused with the reason.
         """
         wide = _wide(working)
         if not isinstance(params, Held):
@@ -151,7 +152,7 @@ class Borrowed:
         layouts = strides or {}
 
         def tensor(slot: str, array: Array) -> Any:
-            made = _laid_out(self._input(slot, from_host(array), working), layouts.get(slot))
+            made = _laid_out(self._input(slot, from_host(array), working, convert), layouts.get(slot))
             # A clone, since what is written in place must not be a leaf of the graph.
             return made.requires_grad_().clone() if self._grad == "grad" and made.is_floating_point() else made
 
@@ -171,12 +172,12 @@ class Borrowed:
             raise ReplayRefused(f"{self.words} has no {missing[0]}")
         return {slot: to_host(made[slot]) for slot in wanted}
 
-    def _input(self, slot: str, value: Any, working: str) -> Any:
+    def _input(self, slot: str, value: Any, working: str, convert: bool) -> Any:
         if working in ("recorded", "float64", "float32"):
             return _widened(value, _wide(working))
         # What a child left is in the dtype of the code around it.
         recorded = self._known[slot][0] if slot in self._known else self.program.base
-        return value.to(TORCH[working]) if value.is_floating_point() and recorded == self.program.base else value
+        return value.to(TORCH[working]) if convert and value.is_floating_point() and recorded == self.program.base else value
 
     def _plain(self, working: str) -> dict[str, Any]:
         """Arguments that are no tensors, by slot. A dtype is recorded by its name."""
@@ -340,6 +341,10 @@ class _Running:
             self._made.update((f"{k}:{slot}", t.clone()) for slot, t in handed.items())
             if self._wanted <= self._made.keys():
                 raise _Enough
+            for slot in kid.fresh:
+                if f"{k}:{slot}" in self._left and slot in handed:
+                    with contextlib.suppress(RuntimeError):  # an expanded tensor, or one of another shape, stays as it is
+                        handed[slot].copy_(self._tensor(f"{k}:{slot}", self._left[f"{k}:{slot}"]))
             made = {slot: self._tensor(f"{k}:{slot}", array) for slot, array in self._leaves(k, kid, handed).items()}
             for slot, tensor in made.items():
                 if slot.startswith("mutated") and (written := handed.get(f"input{slot[7:]}")) is not None:
