@@ -1,12 +1,13 @@
 """How often does whence tell noise from a fault, and name the operator? Scores it on a folder of planted faults and benign pairs.
 
-    python benchmarks/faultbench.py --bench DIR --split NAME [--only REGEX] [--part i/n] [--rule replay,dumps,statistics]
+    python benchmarks/faultbench.py --bench DIR --split NAME [--only REGEX] [--part i/n] [--rule replay,model,dumps,statistics]
                                     [--json OUT] [--work DIR] [--effects FILE | --no-effects] [--peers] [--shuffle SEED]
                                     [--fresh] [--verbose]
 
 DIR holds `run_case.py` (`build`), `<split>/cases.py` (`CASES`), and for effect classes and peers `fb/` and `analyze.py`. Both sides of
 every case are captured to disk with the public API, and `whence.compare` is given the two folders, named by number, and nothing else:
-neither the case's id, nor its background, nor a model. What is scored and how: docs/faultbench.md.
+neither the case's id, nor its background, nor a model (the rule `model` is given what makes the reference's). What is scored and how:
+docs/faultbench.md.
 A run may be interrupted: cases already in `--work` are not repeated.
 """
 
@@ -51,6 +52,7 @@ _LARGEST = 1e300  # stands for an infinite effect (another shape, NaN): JSON has
 # What a capture with keep="stats" says of its records and leaf calls; only words, nothing is decided by them.
 _WITHHELD = "statistics only (--keep stats)"
 _NO_PROGRAM = "programs were not recorded"
+_REPLAYS = ("replay", "model")  # rules whose silence should rest on replay
 
 
 # ---- the bench
@@ -167,9 +169,7 @@ class StatisticsOnly:
         self.notes: Sequence[Note] = run.notes
         self.steps: Sequence[Step] = run.steps
         self.programs: Mapping[str, Program] = {}
-        self.calls: Sequence[Call] = tuple(
-            msgspec.structs.replace(c, program="", no_program=c.no_program if c.notes else _NO_PROGRAM) for c in run.calls
-        )
+        self.calls: Sequence[Call] = tuple(_without_program(c) for c in run.calls)
         self.records: Sequence[Record] = tuple(_withheld(r, r.id in constants) for r in run.records)
 
     def array(self, record: int) -> Array:
@@ -183,25 +183,62 @@ def _withheld(record: Record, constant: bool) -> Record:
     return msgspec.structs.replace(record, elements=None, why=record.why or _WITHHELD, **seen)
 
 
-def _replay(reference: Path, target: Path) -> Comparison:
+class WithoutPrograms:
+    """A run that withholds its programs: what a capture with `programs=False` would have left, without running it again."""
+
+    def __init__(self, run: Run) -> None:
+        self.path: str = run.path
+        self.info: RunInfo = run.info
+        self.ended: str = run.ended
+        self.notes: Sequence[Note] = run.notes
+        self.steps: Sequence[Step] = run.steps
+        self.programs: Mapping[str, Program] = {}
+        self.calls: Sequence[Call] = tuple(_without_program(c) for c in run.calls)
+        self.records: Sequence[Record] = run.records
+        self.array = run.array
+
+
+def _without_program(call: Call) -> Call:
+    return msgspec.structs.replace(call, program="", no_program=call.no_program if call.notes else _NO_PROGRAM)
+
+
+Make = Callable[[], Any]
+"""Makes the reference's model, as its user would."""
+
+
+def _replay(reference: Path, target: Path, make: Make) -> Comparison:
     return whence.compare(reference, target)
 
 
-def _dumps(reference: Path, target: Path) -> Comparison:
+def _model(reference: Path, target: Path, make: Make) -> Comparison:
+    runs = [WithoutPrograms(whence.open_run(str(path))) for path in (reference, target)]
+    return whence.compare(*runs, model=make)
+
+
+def _dumps(reference: Path, target: Path, make: Make) -> Comparison:
     return whence.compare(reference, target, replay=False)
 
 
-def _statistics(reference: Path, target: Path) -> Comparison:
+def _statistics(reference: Path, target: Path, make: Make) -> Comparison:
     return whence.compare(StatisticsOnly(whence.open_run(str(reference))), StatisticsOnly(whence.open_run(str(target))))
 
 
-RULES: dict[str, Callable[[Path, Path], Comparison]] = {"replay": _replay, "dumps": _dumps, "statistics": _statistics}
+RULES: dict[str, Callable[[Path, Path, Make], Comparison]] = {
+    "replay": _replay, "model": _model, "dumps": _dumps, "statistics": _statistics,
+}  # fmt: skip
 
 
 def run_case(bench: Bench, case_id: str, rules: Iterable[str], folder: Path, shuffle: int | None = None) -> dict[str, Any]:
     """Capture one case into `folder`, compare by each rule, remove the folder. An exception of whence becomes the rule's answer."""
     row: dict[str, Any] = {"id": case_id, "rules": {}}
     reference, target = folder / "0", folder / "1"
+
+    def make() -> Any:
+        golden = bench.build(case_id).golden
+        if shuffle is not None:
+            shuffle_names(golden, shuffle)
+        return golden
+
     folder.mkdir(parents=True, exist_ok=True)
     try:
         start = time.process_time()
@@ -210,7 +247,7 @@ def run_case(bench: Bench, case_id: str, rules: Iterable[str], folder: Path, shu
         for rule in rules:
             start = time.process_time()
             try:
-                answer = _answer(RULES[rule](reference, target))
+                answer = _answer(RULES[rule](reference, target, make))
             except Exception:  # noqa: BLE001 - whatever whence raises on a case is its answer to that case
                 answer = {"status": "error", "found": [], "error": traceback.format_exc()[-2000:]}
             row["rules"][rule] = {**answer, "compare_s": time.process_time() - start}
@@ -314,7 +351,7 @@ def told_by_whence(row: Mapping[str, Any], rule: str, effect: str) -> Told:
         row["kind"], culprits, effect, any(f["confidence"] in SURE for f in found) or (error and not culprits), ranked,
         frozenset(ranked).union(*(f["also"] for f in found)), found[0]["cause"] if found else None,
         row["capture_s"], answer["compare_s"], error, answer["status"] == "undecided",
-        answer["replayed"] / answer["differing"] if rule == "replay" and answer.get("differing") else None,
+        answer["replayed"] / answer["differing"] if rule in _REPLAYS and answer.get("differing") else None,
     )  # fmt: skip
 
 

@@ -180,12 +180,14 @@ def test_what_cannot_be_meant_fails_at_once(words: list[str], capsys: pytest.Cap
 @pytest.mark.shared
 @pytest.mark.parametrize("case_id", BUGS)
 def test_a_clear_bug_of_each_kind_is_named_with_its_cause(bench: Any, case_id: str, tmp_path: Path):
-    found = faultbench.run_case(bench, case_id, ["replay"], tmp_path / "0")
-    case = faultbench.told_by_whence(found, "replay", "clear")
-    assert case.flagged
-    assert case.first(1)
-    assert case.named <= case.culprits
-    assert case.cause == BUGS[case_id]
+    found = faultbench.run_case(bench, case_id, ["replay", "model"], tmp_path / "0")
+    cases = [faultbench.told_by_whence(found, rule, "clear") for rule in ("replay", "model")]
+    for case in cases:
+        assert case.flagged
+        assert case.first(1)
+        assert case.named <= case.culprits
+    assert cases[0].cause == BUGS[case_id]
+    assert cases[1].replayed >= cases[0].replayed > 0.5
     assert not (tmp_path / "0").exists()
 
 

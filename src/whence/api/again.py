@@ -10,6 +10,7 @@ import numpy as np
 
 from whence import align, judge, metrics
 from whence.api.asked import asked_the_same, facing
+from whence.api.modelling import Models
 from whence.api.replaying import Replayer
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -29,9 +30,10 @@ class Again:
     """
 
     def __init__(
-        self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), threads: int | None = None, tell: Tell = lambda *_: None
-    ) -> None:
-        self.reference, self.runs, self.allow, self._tell = reference, runs, allow, tell
+        self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), model: Models | None = None,
+        threads: int | None = None, tell: Tell = lambda *_: None,
+    ) -> None:  # fmt: skip
+        self.reference, self.runs, self.allow, self.model, self._tell = reference, runs, allow, model, tell
         self.notes: list[str] = []
         self.largest: dict[int, float] = {}  # by record of the reference: relative 2-norm, 1 for an exact kind
         self._flips: dict[int, int] = {}
@@ -173,7 +175,7 @@ class Again:
             if pair is None or not any(r.record in apart for r in call.slots("input")):
                 continue
             slots = {s.reference_slot: s for s in pair.slots}
-            replayer = self._replayers.setdefault(number, Replayer(self.reference, run, allow=self.allow))
+            replayer = self._replayers.setdefault(number, Replayer(self.reference, run, allow=self.allow, model=self.model))
             # A parameter that training moved is the further run's own.
             given = dict.fromkeys(slots, False)
             local = replayer.figures(call, run.calls[pair.target], slots.get, given, lambda *_: False).local

@@ -66,7 +66,7 @@ class Answer:
             len(self.faces.plan.pairs) - len(self.judging.not_replayed) + sum(self.judging.inside.values())
             if self.judging.replayer is not None
             else 0,
-            sum(1 for c in selected if c.program),
+            sum(1 for c in selected if c.program or (self.judging.replayer is not None and self.judging.replayer.reference.borrows(c))),
             root_ok,
             sum(self.judging.inside.values()),
         )

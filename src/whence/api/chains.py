@@ -76,11 +76,8 @@ class Chain:
     def leaves(self, k: int, kid: int) -> list[str]:
         """The slots that the k-th child (call `kid`) fills in the program above it: what it is given, and what it leaves."""
         call = self.side.run.calls[kid]
-        try:
-            made = [slot for slot, _ in self.side.program(call).outputs if not slot[0].isdigit()]
-        except ReplayRefused:
-            return []
-        return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))]
+        made = self.side.left(call)
+        return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))] if made else []
 
     def _noisy(self, array: Array) -> Array:
         kind = dtypes.of(array)

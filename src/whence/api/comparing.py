@@ -13,6 +13,7 @@ from whence.api.answering import Answer
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
+from whence.api.modelling import Models
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -28,6 +29,7 @@ class CompareOptions:
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
     replayed. policy: declared differences. sample: "all" replays every call, "auto" a few steps of many and what stands out.
     budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    model: the user's own, for calls of the reference without a usable program.
     """
 
     replay: bool = True
@@ -41,6 +43,7 @@ class CompareOptions:
     sample: str = "auto"
     budget: float | None = None
     policy: Policy | None = None
+    model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -56,7 +59,8 @@ def compare_runs(
 
     left, right = Read(reference), Read(target)
     with _Timer(timing, "again"):
-        repeated = Again(left, [Read(run) for run in again], allow=options.allow, threads=options.threads, tell=tell)
+        further = [Read(run) for run in again]
+        repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
         finer = Third(left, right, Read(third) if third is not None else None, tell=tell)
     with _Timer(timing, "plan"):
@@ -92,7 +96,8 @@ def compare_runs(
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
             *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *faces.declaring.notes(),
-            *answer.run_notes(), *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
+            *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
+            *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), environment=tuple(align.differences(left, right)), timing=timing,

@@ -45,7 +45,7 @@ class Judging:
         if options.replay:
             self.replayer = Replayer(
                 faces.reference, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow,
-                spread=again.elementwise,
+                spread=again.elementwise, model=options.model,
             )  # fmt: skip
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
@@ -187,6 +187,8 @@ class Judging:
             found = self.faces.declaring.container(found, call, other, replaying)
         if self._surprising(index, found):
             found = self.replayer.examined(call, found)
+            if not found.local and self.replayer.instead(call, found.why):
+                return self._replayed(index, call, other, given, thorough=thorough)
         if not found.local:
             return found
         self.locals[call.id] = {slot: figures for slot, figures in found.local.items() if not figures.whole}

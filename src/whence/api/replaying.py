@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.locate import first_parting, only_operator, program_difference
 from whence.records import Call, Program, Run
 from whence.results import SlotPair
+
+if TYPE_CHECKING:
+    from whence.api.modelling import Models
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
@@ -86,16 +90,17 @@ class Replayer:
 
     Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
     inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run. spread: of
-    a record of the reference, by how much each element differs between its runs (`Again.elementwise`).
+    a record of the reference, by how much each element differs between its runs (`Again.elementwise`). model: the user's, for calls
+    of the reference without a usable program.
     """
 
     def __init__(
         self, reference: Run, target: Run, *, paired: Collection[int] = (),
         inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
-        spread: Callable[[int], Array | None] = lambda _: None,
+        spread: Callable[[int], Array | None] = lambda _: None, model: Models | None = None,
     ) -> None:  # fmt: skip
         self.paired, self.inner, self.spread = paired, inner, spread
-        self.reference, self.target = Side(reference, allow), Side(target, allow)
+        self.reference, self.target = Side(reference, allow, model), Side(target, allow)
         # What the target itself ran had its masks in its own form.
         self.own = Side(getattr(target, "own", target), allow)
         self.refused: Counter[str] = Counter()
@@ -117,6 +122,9 @@ class Replayer:
             try:
                 found = self._figures(call, other, slots, given, skip, semantics, thorough)
             except (ReplayRefused, ElementsMissing) as error:
+                # A guard, an extent: there is a program, and it does not serve these inputs.
+                if self.instead(call, str(error)):
+                    return self.figures(call, other, slots, given, skip, semantics, thorough=thorough)
                 found = Replayed(refused={"": str(error)})
         for why in set(found.refused.values()):
             self.refused[why] += 1
@@ -208,13 +216,22 @@ class Replayer:
                 return Replayed(refused={"": why})
         return found
 
+    def instead(self, call: Call, why: str) -> bool:
+        """Does the user's model stand for the call from now on, and did not before? why: its program cannot be used."""
+        if self.reference.model is None or self.reference.borrows(call):
+            return False
+        with contextlib.suppress(ReplayRefused), Threads(1):
+            self.reference.instead(call, why)
+        return self.reference.borrows(call)
+
     def _loaded(self, call: Call) -> Any:
         """The call's program; also one that only a call of the reference itself contradicts, for `examined` to decide."""
         try:
             return self.reference.trusted(call)
         except ReplayRefused:
-            if call.program and np.isfinite(score := self.reference.confirm(call)[1]) and score > 1:
-                return self.reference.load(call)
+            with contextlib.suppress(ReplayRefused):  # one that cannot be loaded; then the reason is the one above
+                if call.program and np.isfinite(score := self.reference.confirm(call)[1]) and score > 1:
+                    return self.reference.load(call)
             raise
 
     def _inside(self, call: Call, inputs: Sequence[str], faced: Collection[str]) -> set[str]:
@@ -327,8 +344,8 @@ class Replayer:
             return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
         words = ""
         try:
-            mine, theirs = self.reference.program(call), self.own.program(other)
-            words = program_difference(mine, theirs)
+            theirs, borrowed = self.own.program(other), self.reference.borrows(call)
+            words = program_difference(self.reference.program(call), theirs) if not borrowed else ""
             loaded = self.own.load(other)
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
@@ -344,7 +361,7 @@ class Replayer:
                     alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
                     return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
-                operator, parting = self._parting(call, slots, flagged, theirs, right, wide)
+                operator, parting = self._parting(call, slots, flagged, theirs, right, wide) if not borrowed else ("", "")
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
             return Cause("", words)
         because = "; ".join(w for w in (words, parting) if w)

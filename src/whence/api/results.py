@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
@@ -29,6 +31,7 @@ def compare(
     again: Sequence[str | os.PathLike[str] | Run] = (),
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
+    model: str | Module | Callable[[], Module] | None = None,
     sample: str = "auto",
     budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -41,10 +44,13 @@ def compare(
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
+    model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
+    "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
+    from whence.api import modelling
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
@@ -56,6 +62,8 @@ def compare(
         raise UsageError(f"budget {budget}: seconds, 0 or more")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    if model is not None and not replay:
+        raise UsageError("model (--model) is for replay, which is switched off: leave one of them out")
     _check_again(reference, again)
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     folder = Path(output) if output is not None else None
@@ -65,11 +73,11 @@ def compare(
     def opened(run: str | os.PathLike[str] | Run) -> Run:
         return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
+    left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, sample=sample,
-        budget=budget, progress=progress
+        budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
     )  # fmt: skip
-    left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:
         write(result, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run, children
 
+if TYPE_CHECKING:
+    from whence.api.modelling import Models
+
 # A program is refused after it failed on so many calls without reproducing one.
 _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
@@ -22,14 +25,15 @@ _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 class Side:
     """A run with its programs, each loaded once and used only after it reproduced its own recording."""
 
-    def __init__(self, run: Run, allow: Sequence[str] = ()) -> None:
-        self.run, self.allow = run, tuple(allow)
+    def __init__(self, run: Run, allow: Sequence[str] = (), model: Models | None = None) -> None:
+        self.run, self.allow, self.model = run, tuple(allow), model
         self._below: dict[int, list[int]] | None = None
         self._loaded: dict[str, Any] = {}
         self._reproduced: set[str] = set()
         self._tried: Counter[str] = Counter()
         self._why: dict[str, str] = {}
-        self._confirmed: dict[int, tuple[str, float]] = {}
+        self._confirmed: dict[tuple[int, str], tuple[str, float]] = {}
+        self._borrowed: dict[int, Any] = {}
 
     # ---- records
 
@@ -125,14 +129,58 @@ class Side:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, once it reproduced what a call recorded that it serves. Raises ReplayRefused with the reason."""
-        loaded = self.load(call)
+        """The program of a call, once it reproduced what a call recorded that it serves; else the module of the user's model.
+
+        Raises ReplayRefused with the reason.
+        """
+        if call.id in self._borrowed:
+            return self._borrowed[call.id]
+        try:
+            return self._reproducing(call, self.load(call))
+        except ReplayRefused as refused:
+            if self.model is None:
+                raise
+            return self.instead(call, str(refused))
+
+    def instead(self, call: Call, why: str) -> Any:
+        """The module of the user's model that stands for a call from now on. why: there is no program. Raises ReplayRefused."""
+        if self.model is None:
+            raise ReplayRefused(why)
+        kids = [self.run.calls[k] for k in self.children(call.id)]
+        known = {r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape) for r in call.refs}
+        settings = align.settings_of(self.run).get(call.root, {})
+        grad = "inference_mode" if settings.get("inference_mode") else "grad" if settings.get("grad") else "no_grad"
+
+        def inputs(kid: Call) -> dict[str, Array]:
+            return self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0]
+
+        try:
+            borrowed = self._reproducing(call, self.model.borrowed(call, kids, known, inputs, grad))
+        except (ReplayRefused, ElementsMissing) as also:
+            raise ReplayRefused(f"{why}; model {self.model.words}: {also}") from None
+        self._borrowed[call.id] = borrowed
+        self.model.used[call.id] = f"{align.starred(call.scope) or call.root} ({borrowed.kind})"
+        return borrowed
+
+    def borrows(self, call: Call) -> bool:
+        """Does the user's model stand for this call?"""
+        return call.id in self._borrowed
+
+    def left(self, call: Call) -> list[str]:
+        """The slots that a replay of this call fills, [] when it cannot be replayed."""
+        try:
+            program = self.program(call) if self.model is None else self.trusted(call).program
+        except ReplayRefused:
+            return []
+        return [slot for slot, _ in program.outputs if not slot[0].isdigit()]
+
+    def _reproducing(self, call: Call, loaded: Any) -> Any:
         program = loaded.program.id
         if program in self._reproduced:
             return loaded
-        if self._tried[program] >= _CHECKS and call.id not in self._confirmed:
+        if self._tried[program] >= _CHECKS and (call.id, program) not in self._confirmed:
             raise ReplayRefused(self._why[program])
-        why, _ = self.confirm(call)
+        why, _ = self._confirm(call, loaded)
         if why:
             self._tried[program] += 1
             self._why.setdefault(program, why)
@@ -140,14 +188,20 @@ class Side:
         return loaded
 
     def confirm(self, call: Call) -> tuple[str, float]:
-        """("", 0) when the call's program reproduces what this very call recorded, else (why not, by how many times rounding).
+        """("", 0) when what stands for the call reproduces what it recorded, else (why not, by how many times rounding).
 
         A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
         finds wrong with a target is believed only where it is right about the reference.
         """
-        found = self._confirmed.get(call.id)
+        found = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
+        if found[0] and self.model is not None:
+            self.model.used.pop(call.id, None)
+        return found
+
+    def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:
+        key = call.id, loaded.program.id
+        found = self._confirmed.get(key)
         if found is None:
-            loaded = self.load(call)
             slots = self.records(call, (*loaded.program.inputs, *loaded.program.params))
             try:
                 why = self._check(call, loaded, slots)
@@ -155,10 +209,11 @@ class Side:
                 why = str(error)
             found = ("", 0.0)
             if why:
-                found = (f"the program does not reproduce its own recording: {why}", self._score(call, loaded, slots))
+                words = getattr(loaded, "words", "the program")
+                found = (f"{words} does not reproduce its own recording: {why}", self._score(call, loaded, slots))
             else:
                 self._reproduced.add(loaded.program.id)
-            self._confirmed[call.id] = found
+            self._confirmed[key] = found
         return found
 
     def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
@@ -183,8 +238,9 @@ class Side:
 
             with without_onednn():
                 why = check(loaded, arrays, arrays, outputs, strides) and why
-        if why and self._elsewhere(made) and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = "replay: recorded on another machine or device, reproduced within its own rounding"
+        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _compiled(call)
+        if why and elsewhere and self._score(call, loaded, slots) <= 1:
+            loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
             return ""
         return why
 
@@ -212,3 +268,8 @@ class Side:
     def _recorded_threads(self) -> int:
         counts = [s.get("threads") for s in align.settings_of(self.run).values()]
         return max((n for n in counts if isinstance(n, int)), default=1)
+
+
+def _compiled(call: Call) -> str:
+    """Words when what ran was compiled code, which fuses and so rounds otherwise than the same code run as it is; else ""."""
+    return "recorded from compiled code" if call.no_program.startswith(("compiled", "runs compiled", "scripted")) else ""

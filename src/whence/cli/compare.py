@@ -59,6 +59,9 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
 )
 @click.option("--third", metavar="RUN", help="REF in higher precision: how far both are from it, where nothing can be replayed.")
+@click.option(
+    "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, for calls whose program cannot be replayed; it is run."
+)
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
@@ -69,7 +72,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        third=given["third"], sample=given["sample"], budget=given["budget"], progress=_progress(),
+        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))
