@@ -196,7 +196,7 @@ class Replayer:
                 found.local, found.quick = once, True
         if not found.quick:
             found.local = figures(run.working())
-        if highest(found.local) > 1:
+        if highest(found.local) > judge.LIMITS.suspect:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = figures(run.working(stepwise=True), written_out=True)
             found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
