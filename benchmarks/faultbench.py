@@ -155,34 +155,6 @@ def capture(bench: Bench, case_id: str, reference: Path, target: Path, *, shuffl
     return Truth(case.kind, tuple(names.get(name, name) for name in case.culprits), names)
 
 
-class StatisticsOnly:
-    """A run that withholds its elements: what `keep="stats"` would have left of the same program, without running it again.
-
-    Records have the same shapes, hashes and statistics and no elements; no program was recorded, as then.
-    """
-
-    def __init__(self, run: Run) -> None:
-        constants = {record for program in run.programs.values() for record in program.constants}
-        self.path: str = run.path
-        self.info: RunInfo = run.info
-        self.ended: str = run.ended
-        self.notes: Sequence[Note] = run.notes
-        self.steps: Sequence[Step] = run.steps
-        self.programs: Mapping[str, Program] = {}
-        self.calls: Sequence[Call] = tuple(_without_program(c) for c in run.calls)
-        self.records: Sequence[Record] = tuple(_withheld(r, r.id in constants) for r in run.records)
-
-    def array(self, record: int) -> Array:
-        """Never: raises ElementsMissing."""
-        raise ElementsMissing(self.records[record].why)
-
-
-def _withheld(record: Record, constant: bool) -> Record:
-    # The constants of programs are no tensors of a call; a capture without programs never sees them.
-    seen: dict[str, Any] = {"statistics": None, "sketch": None, "hash": ""} if constant else {}
-    return msgspec.structs.replace(record, elements=None, why=record.why or _WITHHELD, **seen)
-
-
 class WithoutPrograms:
     """A run that withholds its programs: what a capture with `programs=False` would have left, without running it again."""
 
@@ -196,6 +168,28 @@ class WithoutPrograms:
         self.calls: Sequence[Call] = tuple(_without_program(c) for c in run.calls)
         self.records: Sequence[Record] = run.records
         self.array = run.array
+
+
+class StatisticsOnly(WithoutPrograms):
+    """A run that withholds its elements: what `keep="stats"` would have left of the same program, without running it again.
+
+    Records have the same shapes, hashes and statistics and no elements; no program was recorded, as then.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        constants = {record for program in run.programs.values() for record in program.constants}
+        self.records = tuple(_withheld(r, r.id in constants) for r in run.records)
+        self.array = self._none
+
+    def _none(self, record: int) -> Array:
+        raise ElementsMissing(self.records[record].why)
+
+
+def _withheld(record: Record, constant: bool) -> Record:
+    # The constants of programs are no tensors of a call; a capture without programs never sees them.
+    seen: dict[str, Any] = {"statistics": None, "sketch": None, "hash": ""} if constant else {}
+    return msgspec.structs.replace(record, elements=None, why=record.why or _WITHHELD, **seen)
 
 
 def _without_program(call: Call) -> Call:

@@ -35,7 +35,6 @@ class Chain:
         self.side, self.working, self._held, self._noise = side, working, held, noise
         self.state: dict[int, Array] = dict(state or {})
         self.ran: list[Call] = []
-        self.length = 1
 
     def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
         """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises ReplayRefused."""
@@ -58,10 +57,10 @@ class Chain:
             raise ReplayRefused(f"{first} of {call.scope or call.root} is made where nothing was recorded")
         held = self._held(loaded, call, self.working)
         made: dict[str, Array] = loaded.run(
-            inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed)
+            inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed),
+            convert=False,
         )  # fmt: skip
         self.ran.append(call)
-        self.length = max(self.length, loaded.length)
         left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
         self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)
         return left

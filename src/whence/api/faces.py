@@ -69,6 +69,7 @@ class Faces:
         self.declaring = Declaring(options.policy, reference, self.target, self.plan)
         self.measured: dict[tuple[int, int], Measured] = {}
         self._lone_errors: dict[tuple[int, int], float] = {}
+        self._masks: dict[tuple[int, int], judge.Error] = {}
         self._held: dict[int, dict[str, int]] = {}
 
     # ---- how far apart
@@ -112,12 +113,21 @@ class Faces:
             return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, judge.coarser(a.dtype, b.dtype))
-        if error.value is None and error.u and measured.tier != "none" and (arrays := self.arrays(slot)) is not None:
-            error = judge.between(*arrays, error.u)
+        if error.value is None and error.u and measured.tier != "none":
+            error = self._between_sentinels(slot, error)
         if error.u and (at := judge.lone_element(measured)) is not None:
             error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self._again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
+        """The error of a mask, each worked out once: all layers share one."""
+        key = (slot.reference_record, slot.target_record)
+        found = self._masks.get(key)
+        if found is None:
+            arrays = self.arrays(slot)
+            found = self._masks[key] = judge.between(*arrays, unknown.u) if arrays is not None else unknown
+        return found
 
     def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
         """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""

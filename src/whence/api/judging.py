@@ -166,7 +166,7 @@ class Judging:
         if reason:
             self.not_replayed.add(call.id)
             self.postponed[call.id] = index
-        else:
+        elif call.leaf:  # of a container another stretch may have been postponed
             self.not_replayed.discard(call.id)
         return reason
 

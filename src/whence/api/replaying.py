@@ -455,7 +455,7 @@ class _Whole:
         held = self._params.held(working)
         made: dict[str, Array] = loaded.run(
             self._inputs, held, working=working, strides=self._strides, outputs=loaded.determined(there),
-            child=lambda k, handed: chain.child(call, k, handed),
+            child=lambda k, handed: chain.child(call, k, handed), convert=False,
         )  # fmt: skip
         self._ran = chain.ran
         # A cache that calls inside filled is not among what the call's own operators made.

@@ -122,8 +122,9 @@ class Program:
         try:
             with torch.random.fork_rng(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                 self._use(model)
-        except Exception as error:
-            raise CaptureError(f"the model cannot be run as asked: {type(error).__name__}: {error}") from error
+        except Exception as error:  # whatever the user's model raises
+            what = f"{type(error).__name__}: {error}"
+            raise CaptureError(f"the model cannot be run as asked: {what}; run it on these inputs without whence first") from error
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -154,7 +155,7 @@ def _whole(path: Path) -> Iterator[None]:
     there = path.exists()
     try:
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         if not there:
             shutil.rmtree(path, ignore_errors=True)
         raise

@@ -11,6 +11,7 @@ is whole or there is none. Nothing here changes the recorded code: every operato
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dis
 import functools
@@ -865,10 +866,11 @@ class Recorder:
             self._stop(lost[0][1] if lost else "returns no tensor")
         guarded = any(op[3] is not None for op in self._operations)
         keep = set(range(len(self._operations))) if in_place else self._live([o for _, o in operands])
-        number = {old: new for new, old in enumerate(sorted(keep))}
+        order = sorted(keep)
+        number = {old: new for new, old in enumerate(order)}
         used = _Used()
         written = []
-        for old in sorted(keep):
+        for old in order:
             name, args, kwargs, guard, facts = self._operations[old]
             args, kwargs = self._sized(facts, args, kwargs)
             written.append((name, args, kwargs, guard))
@@ -902,7 +904,7 @@ class Recorder:
             inference=inference,
             grad=tuple(sorted(self._grad & used_slots)) if inference else (),
             notes=tuple(sorted((self._notes - {"inference"}) | ({"guard"} if guarded else set()))),
-            calls=tuple((k, sum(1 for old in keep if old < at)) for k, at in self._calls),
+            calls=tuple((k, bisect.bisect_left(order, at)) for k, at in self._calls),
             same=tuple(pair for pair in self._same if pair[1] in used_slots),
             lost=lost,
         )
