@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from whence.align import ranks
 from whence.align.derived import Derived
 from whence.align.plan import plan
 from whence.records import Run
@@ -23,7 +24,9 @@ class Aligned:
 
 def align(reference: Run, target: Run) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
+    reference, target, notes = ranks.joined(reference, target)
     found = plan(reference, target)
+    found = msgspec.structs.replace(found, notes=(*notes, *found.notes))
     return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
 
 

@@ -14,6 +14,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
+from whence.api.ranked import Ranked
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -74,7 +75,7 @@ def compare_runs(
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
         judging = Judging(faces, tiles, options, repeated, tell)
-        verdicts = judging.verdicts()
+        verdicts = Ranked(judging).explained(judging.verdicts())
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
@@ -96,6 +97,7 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
+            *plan.notes,
             *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),

@@ -286,7 +286,7 @@ class Listener:
                 if self.model is not None:
                     return None
                 self._new_root(module)
-                if session.failed:
+                if not session.active:
                     return None
                 known = self._known[id(module)]
             else:
