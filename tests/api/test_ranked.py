@@ -73,7 +73,7 @@ def test_a_clean_pair_is_the_same(runs, fault, swap):
     found = compared(runs, fault, swap=swap)
     assert (found.status, found.findings) == ("same", ()), found.findings
     assert found.unmatched == found.incomparable == 0
-    assert any("2 ranks joined" in note for note in found.notes)
+    assert any("2 ranks joined" in note for note in found.plan.notes)
 
 
 @pytest.mark.parametrize(

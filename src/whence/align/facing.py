@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import ranks
+from whence.align import batches, padding, ranks
 from whence.align.derived import Derived
 from whence.align.plan import plan
 from whence.records import Run
@@ -25,9 +25,16 @@ class Aligned:
 def align(reference: Run, target: Run) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
     reference, target, notes = ranks.joined(reference, target)
+    reference, target = padding.dense(reference, target), padding.dense(target, reference)
+    faced = batches.facing(reference, target)
+    reference, target = faced.reference, faced.target
     found = plan(reference, target)
-    found = msgspec.structs.replace(found, notes=(*notes, *found.notes))
-    return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
+    found = msgspec.structs.replace(
+        found, notes=(*notes, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        made_reference=made_of(reference), made_target=made_of(target),
+    )  # fmt: skip
+    target, found = padding.filled(reference, target, found)
+    return Aligned(reference, target, found)
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.api.chains import Chain
+from whence.api.chains import Chain, perturbed
 from whence.api.declaring import PLAIN, Semantics
 from whence.api.sides import Side
 from whence.api.threads import Threads
@@ -200,8 +200,14 @@ class Replayer:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = figures(run.working(stepwise=True), written_out=True)
             found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
-        if highest(found.local) > judge.LIMITS.suspect and any(n.startswith(align.PIECES) for n in other.notes):
-            copies = [run.working(), *(run.noisy(seed) for seed in range(_REPLICAS))]
+        if highest(found.local) > judge.LIMITS.suspect and any(align.is_gathered(c) for c in (call, other)):
+            # Kernels are chosen by extents, and these ran on others: what they may round is that of inputs a rounding apart.
+            copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
+            for slot, y in produced.items():
+                elsewhere = judge.whole(y, r[slot], [c[slot] for c in copies])
+                found.local[slot] = min(found.local[slot], elsewhere, key=lambda item: item.score)
+        elif highest(found.local) > judge.LIMITS.suspect and any(n.startswith(align.PIECES) for n in other.notes):
+            copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
         return found
 
@@ -400,35 +406,21 @@ class _Running:
     def wide(self) -> dict[str, Array]:
         return self._run(self.wide_dtype)
 
-    def working(self, *, stepwise: bool = False) -> dict[str, Array]:
+    def working(self, *, stepwise: bool = False, seed: int | None = None) -> dict[str, Array]:
+        """In the target's dtypes; with a seed, on inputs that are off by up to a rounding each."""
         try:
-            return self._run(self.working_dtype, stepwise=stepwise)
+            return self._run(self.working_dtype, stepwise=stepwise, seed=seed)
         except ReplayRefused:
             if self.working_dtype in ("recorded", self.wide_dtype):
                 raise
             # Mixed dtypes inside: computed in float32 and rounded once at the end.
-            return self._run("float32", stepwise=stepwise)
+            return self._run("float32", stepwise=stepwise, seed=seed)
 
-    def noisy(self, seed: int) -> dict[str, Array]:
-        """The working replay with every input off by up to one unit roundoff, drawn at random."""
-        draw = np.random.default_rng(seed)
-
-        def off(array: Array) -> Array:
-            u = judge.unit_roundoff(dtypes.of(array).name)
-            if not u:
-                return array
-            with np.errstate(over="ignore", invalid="ignore"):
-                out: Array = (array.astype(np.float64) * (1 + u * draw.uniform(-1, 1, array.shape))).astype(array.dtype)
-            return np.where(np.isfinite(out), out, array)  # what stands for "masked" is the largest number there is
-
-        plain, self._inputs = self._inputs, {slot: off(array) for slot, array in self._inputs.items()}
-        try:
-            return self.working()
-        finally:
-            self._inputs = plain
-
-    def _run(self, dtype: str, *, stepwise: bool = False) -> dict[str, Array]:
-        held, outputs = self._params.held(dtype), list(self._produced)
+    def _run(self, dtype: str, *, stepwise: bool = False, seed: int | None = None) -> dict[str, Array]:
+        held, outputs, given = self._params.held(dtype), list(self._produced), self._inputs
+        if seed is not None:
+            noise = np.random.default_rng(seed)
+            given = {slot: perturbed(array, dtype, noise) for slot, array in given.items()}
 
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
             made: dict[str, Array] = self._loaded.run(
@@ -436,7 +428,7 @@ class _Running:
             )  # fmt: skip
             return made
 
-        return self._semantics.run(run, self._inputs, dtype, self._produced)
+        return self._semantics.run(run, given, dtype, self._produced)
 
 
 class _Whole:
