@@ -12,6 +12,7 @@ from whence.align import ranks as joining
 from whence.align.expressions import parse
 from whence.align.ranks import Shard, joined
 from whence.align.shards import Level, candidates, node, part_order
+from whence.api.comparing import CompareOptions, compare_runs
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun, Ref
 
@@ -358,3 +359,49 @@ def test_every_expression_is_read_back_as_written():
         assert made.shape(bound) == parse(str(made)).shape(bound) == whole
     striped = node((Level("striped", 4, 1),), shapes)
     assert parse(str(striped)).shape({f"r{i}": [s] for i, s in enumerate(shapes)}) == (2, 16, 6)
+
+
+def parallel(layers, n, *, fault):
+    """n ranks of which layer 1's down goes wrong; what follows is computed from what it made."""
+    out = [[] for _ in range(n)]
+    x = [layers[0]["x"].copy() for _ in range(n)]
+    for i, t in enumerate(layers):
+        ups, downs = pieces(t["up"], n, 0), pieces(t["down"], n, 1)
+        h = [np.tanh(x[r] @ ups[r].T).astype(np.float32) for r in range(n)]
+        parts = [(h[r] @ downs[r].T).astype(np.float32) for r in range(n)]
+        y = [np.sum(parts, 0, dtype=np.float64).astype(np.float32) for _ in range(n)]
+        if i == 1 and fault == "none":
+            y = parts
+        elif i == 1 and fault == "one":
+            y = [(y[0] - parts[5]).astype(np.float32) for _ in range(n)]
+        elif i == 1 and fault == "twice":
+            y = [(y[0] * n).astype(np.float32) for _ in range(n)]
+        z = [(x[r] + y[r]).astype(np.float32) for r in range(n)]
+        for r in range(n):
+            out[r].append((i, {"x": x[r], "up": ups[r], "down": downs[r], "h": h[r], "y": y[r], "z": z[r]}))
+        x = z
+    return write(out)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("none", "the sum over ranks is missing: the parts of ranks 1, 2, 3, 4, 5, 6, 7 are not in it"),
+        ("one", "the sum over ranks is not whole: rank 5's part is not in it"),
+        ("twice", "summed over ranks twice: output equals 8 x the sum"),
+    ],
+)
+def test_a_sum_over_eight_ranks_that_is_wrong_is_the_finding(fault, says):
+    layers = tensors(layers=3, tokens=16)
+    found = compare_runs(full(layers), parallel(layers, 8, fault=fault), CompareOptions(threads=1))
+    assert found.status == "different"
+    assert found.findings[0].name == "layers.1.down"
+    assert says in found.findings[0].sentence
+
+
+def test_a_sum_over_eight_ranks_that_is_right_is_silent():
+    layers = tensors(layers=3, tokens=16)
+    found = compare_runs(full(layers), parallel(layers, 8, fault=""), CompareOptions(threads=1))
+    assert (found.findings, found.incomparable, found.unmatched) == ((), 0, 0)
+    joined_slots = {s.dims for p in found.plan.pairs for s in p.slots if s.dims}
+    assert joined_slots == {"cat(*ranks, axis=0)", "cat(*ranks, axis=-1)"}

@@ -6,10 +6,10 @@ from whence.align.facing import Aligned, align
 from whence.align.gathering import is_gathered
 from whence.align.names import normal_scope, starred
 from whence.align.plan import NOT_SELECTED, plan, same_step, selected
-from whence.align.ranks import PIECES, SHOWN, Shard
+from whence.align.ranks import ON_RANKS, PIECES, SHOWN, Shard
 from whence.align.sequences import is_cache, is_told_apart
 
 __all__ = [
-    "NOT_SELECTED", "PIECES", "SHOWN", "Aligned", "Derived", "Making", "Shard", "align", "changed", "differences", "is_cache",
+    "NOT_SELECTED", "ON_RANKS", "PIECES", "SHOWN", "Aligned", "Derived", "Making", "Shard", "align", "changed", "differences", "is_cache",
     "is_gathered", "is_told_apart", "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

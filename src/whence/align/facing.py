@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from whence.align import batches, padding, ranks
-from whence.align.derived import Derived
+from whence.align.derived import Derived, worded
 from whence.align.plan import plan
 from whence.records import Run
 from whence.results import Made, Plan
@@ -34,7 +34,7 @@ def align(reference: Run, target: Run) -> Aligned:
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
     target, found = padding.filled(reference, target, found)
-    return Aligned(reference, target, found)
+    return Aligned(reference, target, worded(target, found))
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

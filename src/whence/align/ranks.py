@@ -31,6 +31,9 @@ SHOWN = "of the ranks' replicas, shown is that of rank "
 PIECES = "joined of the pieces that "
 """How the note of a joined call begins that worked on pieces of its tensors."""
 
+ON_RANKS = " on the ranks"
+"""How the reason of a tensor ends that was joined of the ranks' pieces."""
+
 _ROUNDING = {True: 2e-2, False: 1e-4}  # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 _MIXED = 8  # unit roundoffs by which replicas may part before a call that reads all of them is no longer one call
 _CLEARLY = 0.5  # a layout is better than another when its distance is below this share of the other's
@@ -672,7 +675,7 @@ class _Joining:
         node = shards.node(layout, [side.run.records[r].shape for r in records], ranks.index(shown) if shown in ranks else 0)
         expression, bound = shards.bound_to(node, records)
         try:
-            return making.add(expression, bound, f"{shards.words(layout)} on {_ranks(ranks)}")
+            return making.add(expression, bound, f"{shards.words(layout)}{ON_RANKS}")
         except Unfit as error:  # ranks of different dtypes
             self.notes.append(f"{side.name}: {error}; rank {ranks[0]}'s is shown")
             return records[0]

@@ -6,7 +6,7 @@ A hypothesis over the ranks' parts is put forward only where it gives what the t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ class Ranked:
 
     def __init__(self, judging: Judging) -> None:
         self.judging, self.faces = judging, judging.faces
-        self.made = {m.record: m for m in self.faces.plan.made_target if "ranks" in m.why or "rank " in m.why}
+        self.made = {m.record: m for m in self.faces.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with what the ranks did wrong where that can be shown."""
@@ -61,12 +61,11 @@ class Ranked:
     def _parameter(self, verdict: Verdict) -> str:
         """Whose piece of a parameter is not the reference's, and whose it is instead."""
         slot = self.faces.slot(verdict.pair, verdict.slot)
-        made = self.made.get(slot.target_record) if slot is not None else None
         arrays = self.faces.arrays(slot) if slot is not None else None
-        if slot is None or made is None or arrays is None or arrays[0].shape != arrays[1].shape:
+        if slot is None or not self._ranks(slot.target_record) or arrays is None or arrays[0].shape != arrays[1].shape:
             return ""
         mine, theirs = arrays[0].astype(arrays[1].dtype), arrays[1]
-        owner = self._owners(made)
+        owner = self._filled(slot.target_record, lambda record, place: np.full(self.faces.target.records[record].shape, place, np.int32))
         ranks = [int(r) for r in np.unique(owner)]
         wrong = [r for r in ranks if not np.array_equal(mine[owner == r], theirs[owner == r])]
         for r in wrong:
@@ -75,10 +74,22 @@ class Ranked:
                     return f"rank {r} holds the piece of rank {s}"
         return f"only the {'piece' if len(wrong) == 1 else 'pieces'} of {_listed(wrong)}" if 0 < len(wrong) < len(ranks) else ""
 
-    def _owners(self, made: Made) -> Array:
-        """Of each element of a made tensor, the place of the rank it comes from."""
-        shapes = [self.faces.target.records[r].shape for _, ids in made.operands for r in ids]
-        return _applied(made, [np.full(shape, place, np.int32) for place, shape in zip(_places(made), shapes, strict=True)])
+    def _ranks(self, record: int) -> int:
+        """Of how many ranks' pieces a tensor is made; 0 when it is not."""
+        made = self.made.get(record)
+        if made is None:
+            return 0
+        if made.why.endswith(align.ON_RANKS):
+            return 1 + max(_places(made))
+        return max((self._ranks(r) for _, ids in made.operands for r in ids), default=0)
+
+    def _filled(self, record: int, piece: Callable[[int, int], Array]) -> Array:
+        """A tensor made of the ranks' pieces, with others in their place. piece: of a record and the place of its rank."""
+        made = self.made[record]
+        ids = [r for _, found in made.operands for r in found]
+        if made.why.endswith(align.ON_RANKS):
+            return _applied(made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)])
+        return _applied(made, [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids])
 
     def _swapped(self, mine: Array, theirs: Array, n: int) -> str:
         """Are the n pieces of a tensor along one of its axes those of the reference in another order?"""
@@ -106,7 +117,7 @@ class Ranked:
         if arrays is None or arrays[0].shape != arrays[1].shape or not dtypes.of(arrays[1]).is_floating:
             return ""
         pieces = self._cut(verdict.pair, call)
-        n = max((len(_places(self.made[p.target_record])) for p in pieces.values()), default=0)
+        n = max((self._ranks(p.target_record) for p in pieces.values()), default=0)
         if n < 2:
             return ""
         name = verdict.slot or "output.0"
@@ -119,7 +130,7 @@ class Ranked:
         if call.program:
             program = self.faces.reference.programs.get(call.program)
             slots += [s for s in (*program.inputs, *program.params) if s not in slots] if program is not None else []
-        pairs = {s: p for s in slots if (p := self.faces.slot(index, s)) is not None and p.target_record in self.made}
+        pairs = {s: p for s in slots if (p := self.faces.slot(index, s)) is not None and self._ranks(p.target_record)}
         inputs = {s: p for s, p in pairs.items() if not s.startswith("param")}
         return inputs or pairs
 
@@ -160,9 +171,12 @@ class Ranked:
 
     def _only(self, record: int, rank: int | None) -> Array:
         """A joined tensor with zeros in the place of all pieces but one rank's."""
-        made = self.made[record]
-        arrays = [self.faces.target.array(r) for _, ids in made.operands for r in ids]
-        return _applied(made, [a if place == rank else np.zeros_like(a) for place, a in zip(_places(made), arrays, strict=True)])
+
+        def piece(one: int, place: int) -> Array:
+            array = self.faces.target.array(one)
+            return array if place == rank else np.zeros_like(array)
+
+        return self._filled(record, piece)
 
     def _run(self, index: int, call: Call, name: str, put: Mapping[str, Array]) -> F64:
         """The reference's program on the target's inputs, some of them or of its parameters replaced; a linear layer without one too."""
