@@ -89,8 +89,9 @@ def total(y, fault=""):
 class Rows(nn.Module):
     """A Linear of which this rank holds some of the inputs."""
 
-    def __init__(self, whole, fault, summed):
+    def __init__(self, whole, fault, summed, tokens=False):
         super().__init__()
+        self.tokens = tokens  # leave this rank's part of the tokens only
         n, rank = dist.get_world_size(), dist.get_rank()
         self.weight, self.bias = nn.Parameter(whole.weight.detach().chunk(n, 1)[rank].clone()), whole.bias
         self.fault, self.summed = fault, summed
@@ -101,7 +102,37 @@ class Rows(nn.Module):
         y = F.linear(x, self.weight)
         if not self.summed:  # added up later; the bias once, on rank 0
             return y + self.bias if dist.get_rank() == 0 else y
-        return total(y, self.fault) + self.bias
+        y = total(y, self.fault) + self.bias
+        return y.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous() if self.tokens else y
+
+
+def gathered(y, axis, *, backwards=False):
+    parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, y.contiguous())
+    return torch.cat(parts[::-1] if backwards else parts, axis)
+
+
+class TokenNorm(Norm):
+    """A norm of this rank's tokens that leaves those of all."""
+
+    def forward(self, x):
+        return gathered(super().forward(x), 1)
+
+
+class Vocabulary(nn.Module):
+    """An embedding of which this rank holds some of the rows."""
+
+    def __init__(self, whole, fault, tokens):
+        super().__init__()
+        n, rank = dist.get_world_size(), dist.get_rank()
+        self.weight, self.fault, self.tokens = nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()), fault, tokens
+        self.first = rank * len(self.weight)
+
+    def forward(self, ids):
+        mine = (ids >= self.first) & (ids < self.first + len(self.weight))
+        y = F.embedding((ids - self.first) * mine, self.weight) * mine[..., None]
+        y = total(y, self.fault)
+        return y.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous() if self.tokens else y
 
 
 class Gathered(nn.Module):
@@ -113,13 +144,10 @@ class Gathered(nn.Module):
         self.weight, self.fault = nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()), fault
 
     def forward(self, x):
-        y = F.linear(x, self.weight)
-        parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, y.contiguous())
-        return torch.cat(parts[::-1] if self.fault == "order" else parts, -1)
+        return gathered(F.linear(x, self.weight), -1, backwards=self.fault == "order")
 
 
-FAULTS = ("clean", "later", "no_sum", "lost", "twice", "mean", "bias", "order", "shard", "one_rank")
+FAULTS = ("clean", "later", "tokens", "vocabulary", "no_sum", "lost", "twice", "mean", "bias", "order", "shard", "one_rank")
 
 
 def cut(net, fault):
@@ -133,12 +161,19 @@ def cut(net, fault):
             linear.weight = nn.Parameter(linear.weight.detach().chunk(n, 0)[mine].clone())
             linear.bias = nn.Parameter(linear.bias.detach().chunk(n, 0)[rank].clone())
         layer.attn.heads //= n
-        layer.attn.o_proj = Rows(layer.attn.o_proj, "", summed=True)
+        layer.attn.o_proj = Rows(layer.attn.o_proj, "", summed=True, tokens=fault == "tokens")
         if fault == "later":
             layer.mlp.after = total
-        layer.mlp.down = Rows(layer.mlp.down, here, summed=fault != "later")
+        layer.mlp.down = Rows(layer.mlp.down, here, summed=fault != "later", tokens=fault == "tokens")
         if here == "one_rank" and rank == 1:
             layer.norm2.eps = 0.05
+        if fault == "tokens":
+            for name in ("norm1", "norm2"):
+                getattr(layer, name).__class__ = TokenNorm
+    if fault == "tokens":
+        net.norm.__class__ = TokenNorm
+    if fault in ("tokens", "vocabulary"):
+        net.embed = Vocabulary(net.embed, "no_sum" if fault == "vocabulary" else "", fault == "tokens")
     net.head = Gathered(net.head, fault)
     return net
 

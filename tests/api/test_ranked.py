@@ -67,7 +67,7 @@ def test_processes_are_recorded_under_the_rank_of_their_group(runs):
     assert {(s["rank"], s["world_size"], s["backend"]) for s in settings} == {(0, 2, "gloo"), (1, 2, "gloo")}
 
 
-@pytest.mark.parametrize("fault", ["clean", "later"])
+@pytest.mark.parametrize("fault", ["clean", "later", "tokens"])
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_clean_pair_is_the_same(runs, fault, swap):
     found = compared(runs, fault, swap=swap)
@@ -80,6 +80,7 @@ def test_a_clean_pair_is_the_same(runs, fault, swap):
     ("fault", "name", "cause", "says"),
     [
         ("no_sum", "layers.1.mlp.down", "semantic", "the sum over ranks is missing: rank 1's part is not in it"),
+        ("vocabulary", "embed", "semantic", "the sum over ranks is missing: rank 1's part is not in it"),
         ("lost", "layers.1.mlp.down", "semantic", "output equals 2 x the part of rank 0"),
         ("twice", "layers.1.mlp.down", "semantic", "summed over ranks twice: output equals 2 x the sum"),
         ("mean", "layers.1.mlp.down", "semantic", "the mean over ranks in the place of the sum"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from whence import dtypes
 from whence.align import shards
@@ -169,7 +170,8 @@ class _Side:
 class _Joining:
     """Decides how every tensor lies on the ranks of both sides, then makes the joined runs.
 
-    layouts: by side and records of the ranks. parted: tensors that every rank should hold alike, and by how much they differ.
+    layouts: by side and records of the ranks. stands: records that hold the sum of such summands.
+    parted: tensors that every rank should hold alike, and by how much they differ.
     """
 
     def __init__(self, left: _Side, right: _Side, declared: Sequence[Shard]) -> None:
@@ -181,6 +183,7 @@ class _Joining:
         self.first: dict[tuple[str, tuple[int, ...]], tuple[Key, str]] = {}
         self.unplaced: dict[str, dict[str, None]] = {left.name: {}, right.name: {}}
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
+        self.stands: dict[tuple[str, tuple[int, ...]], int] = {}
         self._apart: dict[tuple[str, int, int], float] = {}
         self.shown = {left.name: left.ranks[0] if left.ranks else 0, right.name: right.ranks[0] if right.ranks else 0}
 
@@ -532,37 +535,87 @@ class _Joining:
     # ---- sums that nobody adds up, and replicas that differ
 
     def unreduced(self, side: _Side) -> None:
-        """Partial sums that no call above adds up: each rank goes on with its own, so the tensor is what one rank has."""
-        for place, layout in list(self.layouts.items()):
-            if place[0] != side.name or not any(level.how == "sum" for level in layout) or place not in self.first:
-                continue
+        """Partial sums that nobody adds up: each rank goes on with its own, so the tensor is what one rank has."""
+        sums = [p for p, layout in self.layouts.items() if p[0] == side.name and p in self.first and _is_sum(layout)]
+        if not sums:
+            return
+        readers: dict[tuple[str, tuple[int, ...]], list[Key]] = defaultdict(list)
+        for key in side.groups:
+            if all(call.leaf for call in side.groups[key].values()):
+                for slot in side.slots(key):
+                    if slot.startswith("input"):
+                        readers[side.name, side.holders(key, slot)[1]].append(key)
+        for place in sums:
             key, slot = self.first[place]
-            if self.is_declared(key, slot) or not slot.startswith(("output", "mutated")):
+            if self.is_declared(key, slot) or self._added_up(side, key, place, readers):
+                self._stand_in(side, key, place, readers)
                 continue
-            if not self._added_up(side, key, place):
-                whole = tuple(Level("replicated", level.size) if level.how == "sum" else level for level in layout)
-                self.layouts[place] = whole
-                self.note_parted(place, whole)
-                self.notes.append(f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no call adds them up")
+            whole = tuple(Level("replicated", level.size) if level.how == "sum" else level for level in self.layouts[place])
+            self.layouts[place] = whole
+            self.note_parted(place, whole)
+            self.notes.append(f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no call adds them up")
 
-    def _added_up(self, side: _Side, key: Key, place: tuple[str, tuple[int, ...]]) -> bool:
+    def _added_up(
+        self, side: _Side, key: Key, place: tuple[str, tuple[int, ...]], readers: dict[tuple[str, tuple[int, ...]], list[Key]]
+    ) -> bool:  # fmt: skip
+        """Does what is made of these summands come out whole on all ranks: of the modules that read them, else of the calls around?"""
+        for reader in readers.get(place, ()):
+            for made in self._outputs(side, reader, place):
+                if not (self._added_up(side, reader, made, readers) if _is_sum(self.layouts[made]) else self._is_whole(made)):
+                    return False
+        if place in readers:
+            return True
         above = side.parent(key)
         while above is not None:
-            met = False
-            for slot in side.slots(above):
-                if not slot.startswith("output"):
-                    continue
-                other = (side.name, side.holders(above, slot)[1])
-                layout = self.layouts.get(other)
-                if other == place or layout is None or any(level.how == "sum" for level in layout):
-                    continue
-                if other in self.parted and self.parted[other] > self.rounding(other):
-                    return False
-                met = True
-            if met:
-                return True
+            found = [p for p in self._outputs(side, above, place) if not _is_sum(self.layouts[p])]
+            if found:
+                return all(map(self._is_whole, found))
             above = side.parent(above)
         return False
+
+    def _stand_in(
+        self, side: _Side, key: Key, place: tuple[str, tuple[int, ...]], readers: dict[tuple[str, tuple[int, ...]], list[Key]]
+    ) -> None:
+        """The sum as the ranks made it, where that is the sum of these summands but for the rounding of adding them up."""
+        if len(self.layouts[place]) != 1:
+            return
+        around: list[tuple[str, tuple[int, ...]]] = []
+        above = side.parent(key)
+        while above is not None and not around:
+            around = self._outputs(side, above, place)
+            above = side.parent(above)
+        made = [p for reader in readers.get(place, ()) for p in self._outputs(side, reader, place)]
+        run = side.run
+        record, u = _record(run, place[1][0])
+        for other in (*made, *around):
+            if self.parted.get(other) or {level.how for level in self.layouts[other]} != {"replicated"}:
+                continue
+            if run.records[other[1][0]].shape != record.shape:
+                continue
+            try:
+                parts = np.stack([run.array(r).astype(np.float64) for r in place[1]])
+                error = np.abs(run.array(other[1][0]).astype(np.float64) - parts.sum(0))
+            except ElementsMissing:
+                return
+            if u and np.all(error <= len(parts) * u * np.abs(parts).sum(0)):
+                self.stands[place] = other[1][0]
+                return
+
+    def _outputs(self, side: _Side, key: Key, but: tuple[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+        """What a call returns, but for one tensor."""
+        found = [(side.name, side.holders(key, slot)[1]) for slot in side.slots(key) if slot.startswith("output")]
+        return [p for p in found if p != but and p in self.layouts]
+
+    def _is_whole(self, place: tuple[str, tuple[int, ...]]) -> bool:
+        """Have all ranks the same, or pieces of what the other side has?"""
+        if any(level.how != "replicated" for level in self.layouts[place]) and place in self.other:
+            name, records = self.other[place]
+            try:
+                mine, theirs = ([self.run(n).array(r) for r in ids] for n, ids in (place, (name, records)))
+                return _between(self.layouts[place], mine, self.layouts[name, records], theirs) <= _FITS
+            except (ElementsMissing, KeyError):
+                return True
+        return self.parted.get(place, 0.0) <= self.rounding(place)
 
     def choose(self, side: _Side) -> None:
         """Which rank stands for all where they should be alike: the first, or the one that is furthest off where only some are."""
@@ -660,7 +713,7 @@ class _Joining:
             ranks, records = side.holders(key, slot)
             place = (side.name, records)
             layout = self.layouts.get(place, ())
-            record = self._made(side, making, ranks, records, layout)
+            record = self.stands[place] if place in self.stands else self._made(side, making, ranks, records, layout)
             refs.append((Ref(slot, record, edges.get(slot, "")), layout, self.parted.get(place, 0.0)))
         # A call whose ranks worked on different inputs and left pieces is not one call on one input.
         pieces = any(level.how != "replicated" for _, layout, _ in refs for level in layout)
@@ -707,6 +760,10 @@ def _position(side: _Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
                     k,
                 )
     return found
+
+
+def _is_sum(layout: Layout) -> bool:
+    return any(level.how == "sum" for level in layout)
 
 
 def _complexity(pair: tuple[Layout, Layout]) -> tuple[int, ...]:
