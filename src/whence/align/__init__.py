@@ -2,6 +2,7 @@
 
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.names import normal_scope, starred
-from whence.align.plan import NOT_SELECTED, plan, selected
+from whence.align.plan import MATCHES, plan, selected
+from whence.align.sites import NOT_SELECTED
 
-__all__ = ["NOT_SELECTED", "changed", "differences", "normal_scope", "plan", "selected", "settings_of", "starred"]
+__all__ = ["MATCHES", "NOT_SELECTED", "changed", "differences", "normal_scope", "plan", "selected", "settings_of", "starred"]
