@@ -41,8 +41,21 @@ def severity(verdict: str) -> int:
     return _SEVERITY.index(verdict)
 
 
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor made from others of its run, so that it has the axes of the one it faces.
+
+    record: its id, behind those of the run. dims: the expression (docs/alignment.md) over the names bound in `operands`, each to
+    records of the run or to made ones. why: the evidence.
+    """
+
+    record: int
+    dims: str
+    operands: tuple[tuple[str, tuple[int, ...]], ...]
+    why: str = ""
+
+
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor of a call faces one of another. dims: how both reach the same axes, "" when they already do."""
+    """One tensor of a call faces one of another. dims: how the target's reaches the reference's axes, "" when it already does."""
 
     reference_slot: str
     target_slot: str
@@ -63,14 +76,20 @@ class CallPair(msgspec.Struct, frozen=True):
     only_target: tuple[str, ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Who faces whom. Unmatched and ambiguous calls are listed, never dropped."""
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who faces whom. Unmatched and ambiguous calls are listed, never dropped.
+
+    Calls and records are those of the aligned runs: where calls were joined or tensors made (`made_reference`, `made_target`), ids
+    are not those of the run on disk. notes: what was joined, cut or left out, in sentences.
+    """
 
     pairs: tuple[CallPair, ...]
     unmatched_reference: tuple[int, ...] = ()
     unmatched_target: tuple[int, ...] = ()
     ambiguous: tuple[tuple[int, tuple[int, ...]], ...] = ()
     notes: tuple[str, ...] = ()
+    made_reference: tuple[Made, ...] = ()
+    made_target: tuple[Made, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):

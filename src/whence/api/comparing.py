@@ -57,14 +57,15 @@ def compare_runs(
         if options.progress is not None:
             options.progress(done, of, what)
 
-    left, right = Read(reference), Read(target)
+    with _Timer(timing, "plan"):
+        aligned = align.align(Read(reference), Read(target))
+        left, right = Read(aligned.reference), Read(aligned.target)
     with _Timer(timing, "again"):
         further = [Read(run) for run in again]
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
         finer = Third(left, right, Read(third) if third is not None else None, tell=tell)
-    with _Timer(timing, "plan"):
-        faces = Faces(left, right, options, repeated, tell)
+    faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
     first = FirstThings(faces)

@@ -15,7 +15,7 @@ from whence.api.masks import alike
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, children
-from whence.results import CallPair, Measured, SlotPair
+from whence.results import CallPair, Measured, Plan, SlotPair
 
 if TYPE_CHECKING:
     from whence.api.again import Again
@@ -56,13 +56,15 @@ class Faces:
     made: records that some call of the reference wrote. measured: by pair of records.
     """
 
-    def __init__(self, reference: Read, target: Read, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]) -> None:
+    def __init__(
+        self, reference: Read, target: Read, plan: Plan, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]
+    ) -> None:
         self.reference = reference
         self._options, self._again, self._tell = options, again, tell
         self.calls = reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids, self.target_kids = children(self.calls), children(target.calls)
-        self.plan = align.plan(reference, target)
+        self.plan = plan
         self.shown, self.target = target, alike(reference, target, self.plan)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
         self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
