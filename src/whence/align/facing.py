@@ -21,9 +21,9 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run) -> Aligned:
-    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
-    found = plan(reference, target)
+def align(reference: Run, target: Run, match: str = "auto") -> Aligned:
+    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose. match: as `plan` takes it."""
+    found = plan(reference, target, match)
     return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
 
 

@@ -12,7 +12,7 @@ from whence.align import order
 from whence.align.content import Feature, Features, Vocabulary, distance
 from whence.align.flow import Flow
 from whence.align.names import WRAPPER_CLASSES, family, likeness, normal_scope, plain_scope, starred
-from whence.align.sites import Sites
+from whence.align.sites import Sites, match_roots
 from whence.records import Run
 
 EXACT, NORMAL, SIMILAR, ORDER, FLOW, CONTENT = "exact key", "normalised name", "similar name", "order", "data flow", "content"
@@ -97,7 +97,7 @@ class Rules:
         mine, theirs = self.free()
         if not mine or not theirs:
             return
-        roots = self._roots()
+        roots = match_roots(self.left.keys, self.right.keys)
         table: dict[Hashable, list[int]] = defaultdict(list)
         for other in theirs:
             table[self._normal(self.right, other, {})].append(other)
@@ -113,17 +113,6 @@ class Rules:
     def _normal(self, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
         key = sites.keys[site]
         return (self.lane(sites, site), roots.get(key.root, key.root), normal_scope(key.scope), key.op, key.occurrence)
-
-    def _roots(self) -> dict[str, str]:
-        """Root names of the reference -> root names of the target they stand for."""
-        names_left = dict.fromkeys(k.root for k in self.left.keys)
-        names_right = dict.fromkeys(k.root for k in self.right.keys)
-        table = {name: name for name in names_left if name in names_right}
-        free_left = [n for n in names_left if n not in table]
-        free_right = [n for n in names_right if n not in table]
-        if len(free_left) == 1 and len(free_right) == 1:
-            table[free_left[0]] = free_right[0]
-        return table
 
     def _within(self, mine: Sequence[int], others: Sequence[int]) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
         """Pair the sites that share one normalised name: (pairs, doubtful).
@@ -161,7 +150,7 @@ class Rules:
         mine, theirs = self.free()
         if not mine or not theirs:
             return
-        roots = self._roots()
+        roots = match_roots(self.left.keys, self.right.keys)
         ours = self._tree(self.left, roots)
         others = self._tree(self.right, {})
         for root in list(ours):
@@ -222,7 +211,7 @@ class Rules:
                 continue
             a, b = self.ours.many(mine), self.theirs.many(theirs)
             blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
-            table = order.scores(*blind, self._word)
+            table = order.scores(*blind, self.word)
             found = order.align(table)
             at, to = {s: i for i, s in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
             before = {s: o for s, o in keyed if o in to}
@@ -240,7 +229,7 @@ class Rules:
                     for one in (site, *self.left.below(site)):
                         self.part(one)
             for i, j, _ in found.pairs:
-                self.pair(mine[i], theirs[j], ORDER, f"the numbers contradict the content: {self._why(mine[i], theirs[j])}")
+                self.pair(mine[i], theirs[j], ORDER, f"the numbers contradict the content: {self.why(mine[i], theirs[j])}")
 
     def _tells(self, site: int, other: int) -> bool:
         """Do the parameters of two sites say that they are one, elements or moments?"""
@@ -303,7 +292,7 @@ class Rules:
             return []
         involved = dict.fromkeys(p for both in crossing for p in both)
         for i, j in involved:
-            self.pair(mine[i], theirs[j], CONTENT, f"{self._why(mine[i], theirs[j])}; run in another order")
+            self.pair(mine[i], theirs[j], CONTENT, f"{self.why(mine[i], theirs[j])}; run in another order")
         return [mine[i] for i, _ in involved]
 
     def _between(self, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
@@ -317,16 +306,16 @@ class Rules:
             a = [k for k in mine[i0:i] if k not in self.face]
             b = [o for o in theirs[j0:j] if o not in self.back]
             if a and b:
-                found = order.sequence(self._translated(a), self.theirs.many(b), self._word, named=named)
+                found = order.sequence(self._translated(a), self.theirs.many(b), self.word, named=named)
                 for x, y, _ in found.pairs:
                     if not (named and self._elsewhere(a[x], b[y])):
-                        self.pair(a[x], b[y], rule, self._why(a[x], b[y]))
+                        self.pair(a[x], b[y], rule, self.why(a[x], b[y]))
                         new.append(a[x])
                 for x, ys in found.doubtful:
                     self.doubtful[a[x]] = [b[y] for y in ys]
                 if not named and not found.pairs and not found.doubtful and self._same_forms(a, b):
                     for x, y in zip(a, b):
-                        self.pair(x, y, rule, ", ".join(filter(None, (self._why(x, y), "nothing else between partners"))))
+                        self.pair(x, y, rule, ", ".join(filter(None, (self.why(x, y), "nothing else between partners"))))
                     new += a
             i0, j0 = i + 1, j + 1
         return new
@@ -403,7 +392,7 @@ class Rules:
                 continue
             top = [o for share, o in found if share == best]
             if len(top) > 1:  # a chain of modules with one child each
-                alike = [order.scores([self.ours[site]], [self.theirs[o]], self._word)[0, 0] for o in top]
+                alike = [order.scores([self.ours[site]], [self.theirs[o]], self.word)[0, 0] for o in top]
                 top = [o for o, s in zip(top, alike) if s == max(alike)]
             if len(top) == 1:
                 self.pair(site, top[0], ORDER, f"{best:.0%} of what they call faces each other")
@@ -425,7 +414,7 @@ class Rules:
             for place, sites in a.items():
                 if len(sites) == 1 and len(b.get(place, ())) == 1:
                     site, other = sites[0], b[place][0]
-                    if order.scores([self.ours[site]], [self.theirs[other]], self._word)[0, 0] >= order.OUT:
+                    if order.scores([self.ours[site]], [self.theirs[other]], self.word)[0, 0] >= order.OUT:
                         self.pair(site, other, FLOW, ours.words(site, self.left))
                         new += 1
             if not new:
@@ -448,7 +437,7 @@ class Rules:
         for content, site in a.items():
             other = b.get(content)
             if other is not None and self._fits(site, other) and self._same_parents(site, other):
-                self.pair(site, other, CONTENT, self._why(site, other))
+                self.pair(site, other, CONTENT, self.why(site, other))
         self._outputs()
 
     def _fits(self, site: int, other: int) -> bool:
@@ -476,17 +465,18 @@ class Rules:
             for i, j in _clear_winners(apart):
                 site, other = a[i], b[j]
                 if self._fits(site, other) and self._same_parents(site, other) and order.scores(
-                    [self.ours[site]], [self.theirs[other]], self._word
+                    [self.ours[site]], [self.theirs[other]], self.word
                 )[0, 0] >= order.LEAST:  # fmt: skip
                     evidence = f"output norm {left[i][1]:.6g} against {right[j][1]:.6g}, the next is {_CLEARLY:.0f} times further or more"
                     self.pair(site, other, CONTENT, evidence)
 
     # ---- words
 
-    def _word(self, number: int) -> str:
+    def word(self, number: int) -> str:
+        """The name behind `Feature.word`."""
         return self._vocabulary.spelt(number)
 
-    def _why(self, site: int, other: int) -> str:
+    def why(self, site: int, other: int) -> str:
         """What speaks for a pair, in words."""
         a, b = self.ours[site], self.theirs[other]
         words: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Run
@@ -19,6 +19,17 @@ class SiteKey(NamedTuple):
     scope: str
     op: str
     occurrence: int
+
+
+def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:
+    """Root names of the reference -> root names of the target they stand for."""
+    names_left, names_right = dict.fromkeys(c.root for c in left), dict.fromkeys(c.root for c in right)
+    table = {name: name for name in names_left if name in names_right}
+    free_left = [n for n in names_left if n not in table]
+    free_right = [n for n in names_right if n not in table]
+    if len(free_left) == 1 and len(free_right) == 1:
+        table[free_left[0]] = free_right[0]
+    return table
 
 
 class Sites:

@@ -32,6 +32,7 @@ def compare(
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
     model: str | Module | Callable[[], Module] | None = None,
+    match: str = "auto",
     sample: str = "auto",
     budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -46,16 +47,21 @@ def compare(
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
     model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
     "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
+    match: how calls find their partners. "auto": by names, then order, data flow and content; "exact": equal names only; "names": also
+    those that differ in spelling; "order": line by line, refused at the first line that disagrees.
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
+    from whence.align import MATCHES
     from whence.api import modelling
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
     if tier not in ("core", "full"):
         raise UsageError(f"tier {tier!r}: core or full")
+    if match not in MATCHES:
+        raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
     if sample not in ("auto", "all"):
         raise UsageError(f"sample {sample!r}: auto or all")
     if budget is not None and not budget >= 0:
@@ -75,7 +81,7 @@ def compare(
 
     left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
     options = CompareOptions(
-        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, sample=sample,
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match, sample=sample,
         budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
     )  # fmt: skip
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)

@@ -50,6 +50,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
 @click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option(
+    "--match", type=click.Choice(["auto", "exact", "names", "order"]), default="auto", show_default=True,
+    help="How calls are paired: all rules, equal names, similar names, or line by line."
+)  # fmt: skip
+@click.option(
     "--sample", type=click.Choice(["auto", "all"]), default="auto", show_default=True,
     help="Replay a few of many steps and what stands out, or every call."
 )  # fmt: skip
@@ -72,7 +76,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
+        third=given["third"], match=given["match"], sample=given["sample"], budget=given["budget"], model=given["model"],
+        progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))
