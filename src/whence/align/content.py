@@ -117,9 +117,7 @@ class Features:
                 outputs.append(self._record(ref.record))
         shapes = tuple(sorted(tuple(sorted(r.shape)) for r in own)) or None
         telling = sorted(c for c in (_content(r) for r in own) if c is not None)
-        held = frozenset(self._id(c) for c in telling)
-        for one in below:
-            held |= one.held
+        held = frozenset(self._id(c) for c in telling).union(*(one.held for one in below))
         kind = call.op_type or call.op
         what = self._id(("family", family(kind))) if family(kind) else 0
         count, norm, total = _moments(own)

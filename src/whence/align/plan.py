@@ -51,7 +51,8 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
     if match == "auto" and not rules.settled():
         steps = (rules.structure, rules.leaves, rules.containers, rules.learn, rules.structure, rules.flow, rules.same_content)
         for step in (*steps, rules.structure):
-            step()
+            if not rules.settled():
+                step()
     return _of(rules, reference, target, match)
 
 

@@ -24,6 +24,8 @@ _LONGEST = 2000
 
 def realign(rules: Rules, pairs: Pairs) -> dict[int, tuple[int, ...]]:
     """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns calls that several fit equally."""
+    if not any(key.occurrence for sites in (rules.left, rules.right) for key in sites.keys):
+        return {}
     left, right = _repeats(rules.left), _repeats(rules.right)
     family_of = {c: k for k, calls in right.items() for c in calls}
     doubtful: dict[int, tuple[int, ...]] = {}

@@ -49,6 +49,7 @@ class Rules:
         self.ours, self.theirs = Features(self.left, self._vocabulary), Features(self.right, self._vocabulary)
         self._ranks = self._rank_table()
         self._classes_across: dict[int, int] = {}
+        self._renumbered: set[int] = set()  # sites of the reference whose numbers mean something else across
         self._names_shared: bool | None = None  # before structure adds its pairs
         self._shared_names: set[str] = set()
 
@@ -175,7 +176,7 @@ class Rules:
         while todo:
             a, b, plain, how = todo.pop()
             for occurrence in a.sites.keys() & b.sites.keys():
-                mine = [s for s in a.sites[occurrence] if s not in self.face]
+                mine = [s for s in a.sites[occurrence] if s not in self.face and s not in self._renumbered]
                 theirs = [o for o in b.sites[occurrence] if o not in self.back]
                 if len(mine) == 1 and len(theirs) == 1 and not self._contradict(mine[0], theirs[0]):
                     classes = self._classes(mine[0], theirs[0])
@@ -224,12 +225,34 @@ class Rules:
             telling = sum(self._tells(s, o) for s, o in moved) - sum(self._tells(s, before[s]) for s, _ in moved if s in before)
             if gain < _MARGIN * max(len(moved) ** 0.5, 1.0) or (not clash and telling < len(moved) / 2):
                 continue
+            stay = {s: o for s, o in before.items() if (s, o) in {(mine[i], theirs[j]) for i, j, _ in found.pairs}}
             for site in mine:
-                if site in self.face:
+                if site not in stay:
                     for one in (site, *self.left.below(site)):
                         self.part(one)
-            for i, j, _ in found.pairs:
-                self.pair(mine[i], theirs[j], ORDER, f"the numbers contradict the content: {self.why(mine[i], theirs[j])}")
+                        self._renumbered.add(one)
+            for site, other in moved:
+                self.pair(site, other, ORDER, f"the numbers contradict the content: {self.why(site, other)}")
+                self._below(site, other)
+
+    def _below(self, site: int, other: int) -> None:
+        """Pair what two partners call by its name inside them."""
+        todo = [(site, other)]
+        while todo:
+            a, b = todo.pop()
+            ours = {self._inside(self.left, k, a): k for k in self.left.kids.get(a, ()) if k not in self.face}
+            for o in self.right.kids.get(b, ()):
+                k = ours.get(self._inside(self.right, o, b))
+                if k is not None and k not in self.face and o not in self.back:
+                    evidence = f"the same name inside {self.left.name(a)} and {self.right.name(b)}"
+                    self.pair(k, o, ORDER, "; ".join(filter(None, (evidence, self._classes(k, o)))))
+                    todo.append((k, o))
+
+    def _inside(self, sites: Sites, site: int, parent: int) -> Hashable:
+        """A site's name inside its parent."""
+        key, above = sites.keys[site], sites.keys[parent].scope
+        scope = key.scope[len(above) + 1 :] if above and key.scope.startswith(f"{above}.") else key.scope
+        return self.lane(sites, site), normal_scope(scope), key.op, key.occurrence
 
     def _tells(self, site: int, other: int) -> bool:
         """Do the parameters of two sites say that they are one, elements or moments?"""
