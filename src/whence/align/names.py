@@ -22,6 +22,7 @@ WRAPPER_CLASSES = frozenset(
 )
 
 
+@functools.lru_cache(maxsize=1 << 17)
 def normal_scope(scope: str) -> str:
     """A dotted scope without wrapper components, with `layers[3]` written `layers.3`."""
     scope = scope.replace("[", ".").replace("]", "")
