@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from whence.align import batches
 from whence.align.derived import Derived
 from whence.align.plan import plan
 from whence.records import Run
@@ -23,8 +24,12 @@ class Aligned:
 
 def align(reference: Run, target: Run, match: str = "auto") -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose. match: as `plan` takes it."""
+    reference, target, notes = batches.facing(reference, target)
     found = plan(reference, target, match)
-    return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
+    found = msgspec.structs.replace(
+        found, notes=(*notes, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+    )  # fmt: skip
+    return Aligned(reference, target, found)
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

@@ -12,8 +12,13 @@ class Flow:
         self._made: dict[int, int] = {}
         self._read: dict[int, list[int]] = {}
         self._sites = sites
-        # The innermost call that made a record ended first; ids are given in the order in which calls end.
-        for site in sorted(range(len(sites)), key=lambda s: sites.first[s].id):
+
+        def innermost(site: int) -> tuple[bool, int]:
+            order = sites.first[site].order
+            return (True, -order) if site in sites.kids else (False, order)
+
+        # A leaf made it, not the calls around it that hand it on.
+        for site in sorted(range(len(sites)), key=innermost):
             for ref in sites.first[site].refs:
                 if ref.slot.startswith(("output", "mutated")):
                     self._made.setdefault(ref.record, site)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from whence.align.names import family
+from whence.align.sites import selected
 from whence.errors import UsageError
 from whence.records import Call, Run
 
 
-def line_by_line(reference: Run, target: Run, selected: Callable[[Iterable[Call]], list[Call]]) -> list[tuple[Call, Call]]:
+def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
     """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or output shapes, or the counts."""
     left, right = (sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target))
     for line, (a, b) in enumerate(zip(left, right)):

@@ -9,23 +9,16 @@ equally as ambiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from whence.align.lines import line_by_line
 from whence.align.repeats import realign
 from whence.align.rules import Rules
-from whence.align.sites import NOT_SELECTED
+from whence.align.sites import selected
 from whence.align.slots import face
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan
 
 MATCHES = ("auto", "exact", "names", "order")
-
-
-def selected(calls: Iterable[Call]) -> list[Call]:
-    """The calls a capture was asked for; the others are in a run only to keep the tree whole."""
-    return [c for c in calls if NOT_SELECTED not in c.notes]
 
 
 def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
@@ -38,7 +31,7 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
     if match not in MATCHES:
         raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
     if match == "order":
-        pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target, selected)]
+        pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target)]
         return _plan(reference, target, pairs, {}, selected(reference.calls), selected(target.calls))
     rules = Rules(reference, target)
     rules.exact()

@@ -21,6 +21,16 @@ class SiteKey(NamedTuple):
     occurrence: int
 
 
+def selected(calls: Iterable[Call]) -> list[Call]:
+    """The calls a capture was asked for; the others are in a run only to keep the tree whole."""
+    return [c for c in calls if NOT_SELECTED not in c.notes]
+
+
+def same_step(one: Call, other: Call) -> bool:
+    """Do two calls belong to one call of a root?"""
+    return (one.rank, one.root, one.step, one.micro) == (other.rank, other.root, other.step, other.micro)
+
+
 def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:
     """Root names of the reference -> root names of the target they stand for."""
     names_left, names_right = dict.fromkeys(c.root for c in left), dict.fromkeys(c.root for c in right)

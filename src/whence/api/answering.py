@@ -74,7 +74,7 @@ class Answer:
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
         refs = (*call.slots("output"), *call.slots("mutated"))
-        there = [ref for ref in refs if ref.slot in slots or ref.record not in self._unread]
+        there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
         for ref in there or refs:
             slot = slots.get(ref.slot)
             if slot is None or self.faces.error(slot).value is None:
@@ -83,6 +83,13 @@ class Answer:
                     continue
                 return False
         return True
+
+    def _was_joined(self, call: Call, slot: str) -> bool:
+        """A cache that only one run has: what it held went on into later calls, which are joined with this one."""
+        index = self.faces.pair_of[call.id]
+        other = self.faces.target.calls[self.faces.plan.pairs[index].target]
+        cache = align.is_cache(slot) or slot.startswith("mutated")
+        return cache and any(align.is_gathered(c) for c in (call, other))
 
     def evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
         kinds = {v.evidence for v in verdicts}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from whence import judge
+from whence import align, judge
 from whence.api.faces import Faces
+from whence.api.otherwise import Otherwise
 from whence.dtypes import Array
 from whence.records import Call
 from whence.results import CallPair, SlotPair
@@ -14,8 +15,8 @@ from whence.results import CallPair, SlotPair
 class FirstThings:
     """Root inputs that differ. notes: what explains some of them."""
 
-    def __init__(self, faces: Faces) -> None:
-        self.faces = faces
+    def __init__(self, faces: Faces, otherwise: Otherwise) -> None:
+        self.faces, self._otherwise = faces, otherwise
         self.notes: list[str] = []
 
     def sentences(self) -> list[str]:
@@ -35,6 +36,8 @@ class FirstThings:
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
+                    continue
+                if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(call, slot):
                     continue
                 sentence = self._input_sentence(call, slot)
                 why = self._token_flip(pair, slot) if call.step > 0 else ""
