@@ -308,3 +308,13 @@ def test_a_run_faces_itself_by_exact_keys(layers):
     run = chain(layers)
     plan = align.plan(run, run)
     assert {(p.reference, p.target, p.rule) for p in plan.pairs} == {(c.id, c.id, "exact key") for c in run.calls}
+
+
+def test_a_layer_inserted_below_another_prefix_moves_the_numbers_too():
+    def deep(weights, prefix):
+        return [(f"{prefix}.{k}.{name}", "Linear", 10 * w + i, 2) for k, w in enumerate(weights) for i, name in enumerate(("up", "down"))]
+
+    left, right = chain(deep((1, 2, 3, 4), "h")), chain(deep((1, 7, 2, 3, 4), "model.layers"), seed=9)
+    found = {a: b for a, (b, _) in paired(left, right).items()}
+    place = {0: 0, 1: 2, 2: 3, 3: 4}
+    assert found == {f"h.{k}.{n}": f"model.layers.{j}.{n}" for k, j in place.items() for n in ("up", "down")}

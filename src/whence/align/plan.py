@@ -41,9 +41,11 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
             rules.shifted()
         if not rules.settled():
             rules.spelt_alike()
+            if match == "auto":
+                rules.shifted()
     if match == "auto" and not rules.settled():
         steps = (rules.structure, rules.leaves, rules.containers, rules.learn, rules.structure, rules.flow, rules.same_content)
-        for step in (*steps, rules.structure):
+        for step in (*steps, rules.containers, rules.structure):
             if not rules.settled():
                 step()
     return _of(rules, reference, target, match)

@@ -204,7 +204,7 @@ class Rules:
         parameters in another place are a fault.
         """
         for mine, theirs in self._numbered():
-            keyed = [(s, self.face[s].other) for s in mine if s in self.face and self.face[s].rule in (EXACT, NORMAL)]
+            keyed = [(s, self.face[s].other) for s in mine if s in self.face and self.face[s].rule in (EXACT, NORMAL, SIMILAR)]
             clash = [(s, o) for s, o in keyed if self._contradict(s, o)]
             if not keyed or (len(mine) == len(theirs) and not clash):
                 continue
@@ -270,13 +270,20 @@ class Rules:
             kids, others = self.left.kids.get(site, ()), self.right.kids.get(other, ())
             if not kids or not others or (len(kids) == 1 and len(others) == 1):
                 continue
-            table: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-            for side, sites, members in ((0, self.left, kids), (1, self.right, others)):
-                for k in members:
-                    key = sites.keys[k]
-                    table[self.lane(sites, k), starred(normal_scope(key.scope)), key.op, key.occurrence][side].append(k)
-            out += [pair for pair in table.values() if len(pair[0]) + len(pair[1]) > 2 and pair[0] and pair[1]]
+            ours, theirs = (
+                _grouped((self._list(sites, k), k) for k in members) for sites, members in ((self.left, kids), (self.right, others))
+            )
+            for name, members in ours.items():
+                across = Counter(self._list(self.right, self.face[k].other) for k in members if k in self.face)
+                found = theirs.get(across.most_common(1)[0][0] if across else name, ())
+                if found and len(members) + len(found) > 2:
+                    out.append((members, found))
         return out
+
+    def _list(self, sites: Sites, site: int) -> Hashable:
+        """What the siblings in one numbered list have in common."""
+        key = sites.keys[site]
+        return self.lane(sites, site), starred(normal_scope(key.scope)), key.op, key.occurrence
 
     def structure(self) -> None:
         """Children of paired parents, in the order in which they ran; from the roots down."""
@@ -411,7 +418,7 @@ class Rules:
                 for o, n in common[site].items()
                 if o not in self.back and self.lane(self.left, site) == self.lane(self.right, o) and not self._contradict(site, o)
             ]
-            if not found or (best := max(found)[0]) <= 0.5:
+            if not found or (best := max(found)[0]) < 0.5:
                 continue
             top = [o for share, o in found if share == best]
             if len(top) > 1:  # a chain of modules with one child each
@@ -566,12 +573,13 @@ def _under(node: _Node, path: Iterable[str]) -> _Node:
 
 
 def _agreeing(a: _Node, b: _Node) -> int:
-    """How many named sites both have at the same place below."""
+    """How many names that are no numbers both have at the same place below."""
     n, todo = 0, [(a, b)]
     while todo:
         x, y = todo.pop()
-        n += len(x.sites.keys() & y.sites.keys())
-        todo += [(x.below[p], y.below[p]) for p in x.below.keys() & y.below.keys()]
+        both = x.below.keys() & y.below.keys()
+        n += sum(bool(x.below[p].sites and y.below[p].sites) for p in both if not p.isdigit())
+        todo += [(x.below[p], y.below[p]) for p in both]
     return n
 
 
