@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches
+from whence.align import batches, padding
 from whence.align.derived import Derived
 from whence.align.plan import plan
 from whence.records import Run
@@ -24,11 +24,15 @@ class Aligned:
 
 def align(reference: Run, target: Run, match: str = "auto") -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose. match: as `plan` takes it."""
-    reference, target, notes = batches.facing(reference, target)
+    reference, target = padding.dense(reference, target), padding.dense(target, reference)
+    faced = batches.facing(reference, target)
+    reference, target = faced.reference, faced.target
     found = plan(reference, target, match)
     found = msgspec.structs.replace(
-        found, notes=(*notes, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+        found, notes=(*faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
+    target, found = padding.filled(reference, target, found)
     return Aligned(reference, target, found)
 
 

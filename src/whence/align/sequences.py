@@ -137,9 +137,7 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref]) -> Fed:
         mask = mask[:, seen:]
     rows = []
     for b, row in enumerate(ids):
-        real = np.flatnonzero(mask[b]) if mask is not None else np.arange(len(row))
-        # Padding in the middle is no padding: the row is taken whole.
-        start, stop = (int(real[0]), int(real[-1]) + 1) if len(real) and len(real) == real[-1] - real[0] + 1 else (0, len(row))
+        start, stop = _real(mask[b]) if mask is not None else (0, len(row))
         first = None
         if positions is not None and positions.shape[-1] == len(row):
             line = positions[b if positions.ndim == 2 and positions.shape[0] == ids.shape[0] else 0] if positions.ndim == 2 else positions
@@ -149,12 +147,25 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref]) -> Fed:
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
-    """Inputs that are no tokens: a row is one unit, known by its bytes."""
+    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask beside it, every position is one."""
     ref = next((r for name, r in inputs.items() if len(run.records[r.record].shape) > 1 and run.records[r.record].count), None)
     if ref is None:
         return None
     array = run.array(ref.record)
-    return Fed(call, (array.shape[0], 1), tuple(((row.tobytes(),), 0, None) for row in array), None, False)
+    mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
+    if mask is None or mask.shape != array.shape[:2]:
+        return Fed(call, (array.shape[0], 1), tuple(((row.tobytes(),), 0, None) for row in array), None, False)
+    rows = []
+    for b, row in enumerate(array):
+        start, stop = _real(mask[b])
+        rows.append((tuple(position.tobytes() for position in row[start:stop]), start, None))
+    return Fed(call, array.shape[:2], tuple(rows), None, False)
+
+
+def _real(mask: Array) -> tuple[int, int]:
+    """Where a row's real tokens start and stop. Padding in the middle is no padding: the row is taken whole."""
+    real = np.flatnonzero(mask)
+    return (int(real[0]), int(real[-1]) + 1) if len(real) and len(real) == real[-1] - real[0] + 1 else (0, len(mask))
 
 
 def _runs(positions: Array | None, length: int) -> Iterator[tuple[int, int, int | None]]:
