@@ -44,8 +44,8 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
             if match == "auto":
                 rules.shifted()
     if match == "auto" and not rules.settled():
-        steps = (rules.structure, rules.leaves, rules.containers, rules.learn, rules.structure, rules.flow, rules.same_content)
-        for step in (*steps, rules.containers, rules.structure):
+        nested = (rules.structure, rules.leaves, rules.containers)
+        for step in (*nested, rules.learn, *nested, rules.flow, rules.same_content, rules.containers, rules.structure):
             if not rules.settled():
                 step()
     return _of(rules, reference, target, match)
