@@ -318,3 +318,28 @@ def test_a_layer_inserted_below_another_prefix_moves_the_numbers_too():
     found = {a: b for a, (b, _) in paired(left, right).items()}
     place = {0: 0, 1: 2, 2: 3, 3: 4}
     assert found == {f"h.{k}.{n}": f"model.layers.{j}.{n}" for k, j in place.items() for n in ("up", "down")}
+
+
+def test_parts_of_a_fused_call_are_left_for_expressions():
+    """gate_proj and up_proj against gate_up_proj: neither is it, and nothing else is moved."""
+    rng = np.random.default_rng(0)
+
+    def block(parts):
+        records = [record(0, rng.standard_normal((2, 8)).astype(np.float32))]
+        calls = []
+        for name, rows in parts:
+            weight, out = np.random.default_rng(rows).standard_normal((rows, 8)), rng.standard_normal((2, rows))
+            records += [record(len(records) + k, a.astype(np.float32)) for k, a in enumerate((weight, out))]
+            refs = (Ref("input.0", 0), Ref("param.weight", len(records) - 2), Ref("output.0", len(records) - 1))
+            calls.append(
+                Call(len(calls), f"mlp.{name}", "Net", 0, len(calls) + 1, op_type="Linear", parent=len(parts), leaf=True, refs=refs)
+            )
+        calls.append(Call(len(calls), "", "Net", 0, 0, op_type="Net", refs=(Ref("input.0", 0),)))
+        return MemoryRun(calls, records, {})
+
+    left = block([("gate_proj", 12), ("up_proj", 12), ("down_proj", 5)])
+    right = block([("gate_up_proj", 24), ("down", 5)])
+    plan = align.plan(left, right)
+    assert {left.calls[p.reference].scope: right.calls[p.target].scope for p in plan.pairs} == {"": "", "mlp.down_proj": "mlp.down"}
+    assert [left.calls[i].scope for i in plan.unmatched_reference] == ["mlp.gate_proj", "mlp.up_proj"]
+    assert plan.ambiguous == ()

@@ -77,6 +77,9 @@ def scores(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[i
     total += WORD * alike
     # What is known to be another kind of operator is not the same call, whatever its shapes.
     other = fam_known & ~fam & ~(content & content_known)
+    # Other parameters and other outputs: a part of what is fused across, or the whole; not one call for one.
+    out_known = (column(left, "out")[:, None] > 0) & (column(right, "out")[None, :] > 0)
+    other |= shapes_known & ~shapes & out_known & ~out & (alike < 0.9)
     if named:
         telling = content_known | (np.asarray([bool(f.held) for f in left])[:, None] & np.asarray([bool(f.held) for f in right]))
         other |= telling & ~content & ~close & (held < 0.1) & (alike < 0.5)
