@@ -56,6 +56,9 @@ class Rules:
     # ---- what every rule uses
 
     def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
+        before = self.back.get(other)
+        if before is not None:
+            self.part(before)
         self.face[site] = Face(other, rule, evidence)
         self.back[other] = site
         self.doubtful.pop(site, None)
