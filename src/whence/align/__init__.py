@@ -4,11 +4,13 @@ from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
 from whence.align.facing import Aligned, align
 from whence.align.gathering import is_gathered
+from whence.align.mapping import Map
+from whence.align.mapping import load as load_map
 from whence.align.names import normal_scope, starred
 from whence.align.plan import NOT_SELECTED, plan, same_step, selected
 from whence.align.sequences import is_cache, is_told_apart
 
 __all__ = [
-    "NOT_SELECTED", "Aligned", "Derived", "Making", "align", "changed", "differences", "is_cache", "is_gathered", "is_told_apart",
-    "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
+    "NOT_SELECTED", "Aligned", "Derived", "Making", "Map", "align", "changed", "differences", "is_cache", "is_gathered",
+    "is_told_apart", "load_map", "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

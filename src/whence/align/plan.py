@@ -41,7 +41,7 @@ def plan(reference: Run, target: Run) -> Plan:
             rest.append(call)
             continue
         taken.add(other.id)
-        pairs.append(_pair(call, other, "exact key", reference, target))
+        pairs.append(pair_of(call, other, "exact key", reference, target))
     unpaired = [c for c in right if c.id not in taken]
     ambiguous: list[tuple[int, tuple[int, ...]]] = []
     if rest and unpaired:
@@ -57,7 +57,7 @@ def plan(reference: Run, target: Run) -> Plan:
             matched, doubtful, alone = _within(mine, table.get(key, []))
             for a, b in matched:
                 taken.add(b.id)
-                pairs.append(_pair(a, b, "normalised name", reference, target))
+                pairs.append(pair_of(a, b, "normalised name", reference, target))
             ambiguous += [(a.id, tuple(b.id for b in others)) for a, others in doubtful]
             still += alone
         doubtful_left = {a for a, _ in ambiguous}
@@ -125,7 +125,7 @@ def _within(mine: Sequence[Call], others: Sequence[Call]) -> tuple[list[tuple[Ca
     return pairs, [(c, free) for c in left], []
 
 
-def _pair(call: Call, other: Call, rule: str, reference: Run, target: Run) -> CallPair:
+def pair_of(call: Call, other: Call, rule: str, reference: Run, target: Run) -> CallPair:
     """Pair the tensors of two calls: by slot, then what is left of the same kind by order where the shapes agree."""
     theirs = {r.slot: r for r in other.refs}
     slots: list[SlotPair] = []
