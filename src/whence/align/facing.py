@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, padding
+from whence.align import batches, mapping, padding
 from whence.align.derived import Derived
+from whence.align.mapping import Map
 from whence.align.plan import plan
 from whence.records import Run
 from whence.results import Made, Plan
@@ -22,14 +23,22 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run, match: str = "auto") -> Aligned:
-    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose. match: as `plan` takes it."""
+def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
+    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
+
+    match: as `plan` takes it. chart: what the user says of it. Raises UsageError where that does not fit.
+    """
+    said: list[str] = []
+    if chart is not None:
+        reference, target, named, said = mapping.prepared(reference, target, chart)
     reference, target = padding.dense(reference, target), padding.dense(target, reference)
     faced = batches.facing(reference, target)
     reference, target = faced.reference, faced.target
     found = plan(reference, target, match)
+    if chart is not None:
+        target, found = mapping.applied(reference, target, found, chart, named)
     found = msgspec.structs.replace(
-        found, notes=(*faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
     target, found = padding.filled(reference, target, found)

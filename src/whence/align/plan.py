@@ -82,13 +82,16 @@ def _plan(
     taken_left = {a.id for a, *_ in pairs} | ambiguous.keys()
     taken_right = {b.id for _, b, *_ in pairs} | {b for others in ambiguous.values() for b in others}
     return Plan(
-        tuple(_pair(a, b, rule, evidence, reference, target) for a, b, rule, evidence in pairs),
+        tuple(pair_of(a, b, rule, reference, target, evidence) for a, b, rule, evidence in pairs),
         tuple(sorted(c.id for c in left if c.id not in taken_left)),
         tuple(sorted(c.id for c in right if c.id not in taken_right)),
         tuple(sorted(ambiguous.items())),
     )
 
 
-def _pair(call: Call, other: Call, rule: str, evidence: str, reference: Run, target: Run) -> CallPair:
+def pair_of(call: Call, other: Call, rule: str, reference: Run, target: Run, evidence: str | None = None) -> CallPair:
+    """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where these differ."""
     slots, mine, theirs = face(call, other, reference, target)
+    if evidence is None:
+        evidence = "" if call.op_type == other.op_type else f"{call.op_type} against {other.op_type}"
     return CallPair(call.id, other.id, rule, evidence, tuple(slots), tuple(mine), tuple(theirs))

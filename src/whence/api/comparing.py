@@ -29,8 +29,9 @@ class CompareOptions:
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
     replayed. policy: declared differences. match: by which rules calls are paired (`align.plan`).
-    sample: "all" replays every call, "auto" a few steps of many and what stands out.
-    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    chart: who faces whom, as the user says. sample: "all" replays every call,
+    "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
+    progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
     """
 
@@ -46,6 +47,7 @@ class CompareOptions:
     sample: str = "auto"
     budget: float | None = None
     policy: Policy | None = None
+    chart: align.Map | None = None
     model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
@@ -61,7 +63,7 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        aligned = align.align(Read(reference), Read(target), options.match)
+        aligned = align.align(Read(reference), Read(target), match=options.match, chart=options.chart)
         left, right = Read(aligned.reference), Read(aligned.target)
     with _Timer(timing, "again"):
         further = [Read(run) for run in again]
