@@ -26,13 +26,14 @@ class Aligned:
 def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    match: as `plan` takes it. chart: what the user says of it. Raises UsageError where that does not fit.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises UsageError where that does not fit.
     """
     said: list[str] = []
     if chart is not None:
         reference, target, named, said = mapping.prepared(reference, target, chart)
-    reference, target = padding.dense(reference, target), padding.dense(target, reference)
-    faced = batches.facing(reference, target)
+    faced = batches.Faced(reference, target)
+    if match in ("auto", "names"):
+        faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
     reference, target = faced.reference, faced.target
     found = plan(reference, target, match)
     if chart is not None:
@@ -41,7 +42,8 @@ def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None
         found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
-    target, found = padding.filled(reference, target, found)
+    if match in ("auto", "names"):
+        target, found = padding.filled(reference, target, found)
     return Aligned(reference, target, found)
 
 
