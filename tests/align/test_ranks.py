@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from handmade import record
 from whence.align import ranks as joining
 from whence.align.expressions import parse
+from whence.align.mapping import load
 from whence.align.ranks import Shard, joined
 from whence.align.shards import Level, candidates, node, part_order
 from whence.api.comparing import CompareOptions, compare_runs
@@ -405,3 +406,19 @@ def test_a_sum_over_eight_ranks_that_is_right_is_silent():
     assert (found.findings, found.incomparable, found.unmatched) == ((), 0, 0)
     joined_slots = {s.dims for p in found.plan.pairs for s in p.slots if s.dims}
     assert joined_slots == {"cat(*ranks, axis=0)", "cat(*ranks, axis=-1)"}
+
+
+def test_a_map_declares_how_tensors_lie(tmp_path):
+    layers = tensors(tokens=8)
+    path = tmp_path / "map.yaml"
+    path.write_text("ranks:\n  - {names: '*', slot: '*put.0', as: zigzag, axis: 1}\n")
+    left, right, _ = joined(full(layers), cut(layers, 2, 1, "zigzag"), load(path).ranks)
+    equal(left, right)
+    path.write_text(
+        "ranks:\n  - {names: '*', slot: output.0, as: zigzag, axis: 1}\n  - {names: layers.0.up, slot: output.0, as: cat, axis: 2}\n"
+    )
+    with pytest.raises(UsageError, match=r"map.yaml, line 2.*map.yaml, line 3"):
+        joined(full(layers), cut(layers, 2, 1, "zigzag"), load(path).ranks)
+    path.write_text("ranks:\n  - {names: '*', as: sideways}\n")
+    with pytest.raises(UsageError, match=r"map.yaml, line 2: as: 'sideways' is not known; there are replicated"):
+        load(path)

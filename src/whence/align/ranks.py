@@ -265,6 +265,24 @@ class _Joining:
             said = ", then ".join(_ranks(clusters[i]) for i in ranked)
             self.notes.append(f"{mine.name}: stages of a pipeline: {said}")
 
+    def parts_of(self, pair: tuple[Key, Key, tuple[tuple[str, str], ...]], faced: dict[str, dict[Key, Key]]) -> bool:
+        """Is one of two calls only a part of what the other fuses, of equal extents because that one lies on several ranks?"""
+        for i, side in enumerate(self.sides):
+            other = self.sides[1 - i]
+            for slots in pair[2]:
+                slot = slots[i]
+                _, records = side.holders(pair[i], slot)
+                _, theirs = other.holders(pair[1 - i], slots[1 - i])
+                shapes = {side.run.records[r].shape for r in records}
+                if not slot.startswith("param") or len(records) < 2 or shapes != {other.run.records[r].shape for r in theirs}:
+                    continue
+                if any(len(s) != 2 for s in shapes) or any(self.apart(side.name, records[0], r) == 0.0 for r in records[1:]):
+                    continue
+                without = {side.name: faced[side.name], other.name: {k: v for k, v in faced[other.name].items() if k != pair[1 - i]}}
+                if self._fused(side, other, pair[i], slot, (side.name, records), without):
+                    return True
+        return False
+
     # ---- how tensors lie
 
     def decide(self) -> None:
@@ -272,6 +290,8 @@ class _Joining:
         self.find_stages()
         left, right = self.sides
         facing = self.facing()
+        faced = {left.name: {f[0]: f[1] for f in facing}, right.name: {f[1]: f[0] for f in facing}}
+        facing = [f for f in facing if not self.parts_of(f, faced)]
         for mine, theirs, slots in facing:
             for a, b in sorted(slots, key=lambda pair: not pair[0].startswith("param")):
                 self.pair((left, mine, a), (right, theirs, b))
