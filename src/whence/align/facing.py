@@ -26,7 +26,8 @@ class Aligned:
 def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises UsageError where that does not fit.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
+    UsageError where that does not fit.
     """
     said: list[str] = []
     if chart is not None:
