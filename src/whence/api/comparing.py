@@ -64,13 +64,21 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        aligned = align.align(Read(reference), Read(target), match=options.match, chart=options.chart)
+        own = Read(reference)
+        aligned = align.align(own, Read(target), match=options.match, chart=options.chart)
         left, right = Read(aligned.reference), Read(aligned.target)
+
+    def beside(run: Run) -> Read:
+        """A run of the reference's program in the form that the reference was brought to."""
+        if aligned.reference is own:
+            return Read(run)
+        return Read(align.align(Read(run), Read(target), match=options.match, chart=options.chart).reference)
+
     with _Timer(timing, "again"):
-        further = [Read(run) for run in again]
+        further = [beside(run) for run in again]
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
-        finer = Third(left, right, Read(third) if third is not None else None, tell=tell)
+        finer = Third(left, right, beside(third) if third is not None else None, tell=tell)
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
