@@ -422,3 +422,19 @@ def test_a_map_declares_how_tensors_lie(tmp_path):
     path.write_text("ranks:\n  - {names: '*', as: sideways}\n")
     with pytest.raises(UsageError, match=r"map.yaml, line 2: as: 'sideways' is not known; there are replicated"):
         load(path)
+
+
+def test_stages_of_which_each_is_cut_over_ranks():
+    layers = tensors(layers=4)
+    out = []
+    for start in (0, 2):
+        for rank in range(2):
+            held = []
+            for i in (start, start + 1):
+                t = {k: v.copy() for k, v in layers[i].items()}
+                t |= {"up": pieces(t["up"], 2, 0)[rank], "down": pieces(t["down"], 2, 1)[rank], "h": pieces(t["h"], 2, 2)[rank]}
+                held.append((i, t))
+            out.append(chained(held))
+    left, right, notes = joined(full(layers), write(out))
+    equal(left, right)
+    assert any("stages of a pipeline: ranks 0, 1, then ranks 2, 3" in note for note in notes)
