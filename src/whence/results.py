@@ -65,7 +65,10 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallPair(msgspec.Struct, frozen=True):
-    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name")."""
+    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name").
+
+    also: further calls of the target that it faces, put together, or that are part of it and have no partner of their own.
+    """
 
     reference: int
     target: int
@@ -74,6 +77,7 @@ class CallPair(msgspec.Struct, frozen=True):
     slots: tuple[SlotPair, ...] = ()
     only_reference: tuple[str, ...] = ()
     only_target: tuple[str, ...] = ()
+    also: tuple[int, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

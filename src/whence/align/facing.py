@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from whence.align.derived import Derived
+from whence.align.fusion import fused
+from whence.align.layouts import laid_out
 from whence.align.plan import plan
 from whence.records import Run
 from whence.results import Made, Plan
@@ -24,6 +26,8 @@ class Aligned:
 def align(reference: Run, target: Run) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
     found = plan(reference, target)
+    target, found = fused(reference, target, found)
+    target, found = laid_out(reference, target, found)
     return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
 
 
