@@ -137,7 +137,7 @@ def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | Non
 
 def _pattern(of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]) -> ex.Node:
     """atoms: axes as `have` is merged from them; order: which of them come one after another in `want`."""
-    if len(have) == 2 == len(want) and list(atoms) == list(have) and order == [1, 0]:
+    if len(have) == 2 and want == have[::-1] and order == [1, 0]:
         return ex.Reverse(of)
     names = [chr(ord("a") + i) for i in range(len(atoms))]
 
@@ -283,7 +283,20 @@ class _Layouts:
         for pair in self.pairs:
             slots = tuple(self._with(slot, made, texts) for slot in pair.slots)
             pairs.append(msgspec.structs.replace(pair, slots=slots) if slots != pair.slots else pair)
-        return target, msgspec.structs.replace(self.plan, pairs=tuple(pairs))
+        return target, msgspec.structs.replace(self.plan, pairs=tuple(pairs), notes=(*self.plan.notes, *self._told()))
+
+    def _told(self) -> list[str]:
+        """What of the target's parameters is left out: nothing of the reference is there to compare it with."""
+        out: dict[str, None] = {}
+        for pair in self.pairs:
+            for slot in pair.slots:
+                face = slot.reference_record, slot.target_record
+                if slot.reference_slot.startswith("param") and face in self.decided:
+                    a, b = self._records(face)
+                    if a.count < b.count:
+                        name = f"{self.target.calls[pair.target].scope}.{slot.target_slot.removeprefix('param.')}"
+                        out[f"{name} of the target is {list(b.shape)}, of the reference {list(a.shape)}: the rest was left out"] = None
+        return list(out)
 
     def _with(self, slot: SlotPair, made: dict[Face, int], texts: dict[int, str]) -> SlotPair:
         found = made.get((slot.reference_record, slot.target_record))
