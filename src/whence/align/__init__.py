@@ -3,11 +3,13 @@
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
 from whence.align.facing import Aligned, align
+from whence.align.gathering import is_gathered
 from whence.align.names import normal_scope, starred
 from whence.align.origins import named
-from whence.align.plan import NOT_SELECTED, plan, selected
+from whence.align.plan import NOT_SELECTED, plan, same_step, selected
+from whence.align.sequences import is_cache, is_told_apart
 
 __all__ = [
-    "NOT_SELECTED", "Aligned", "Derived", "Making", "align", "changed", "differences", "named", "normal_scope", "plan", "selected",
-    "settings_of", "starred",
+    "NOT_SELECTED", "Aligned", "Derived", "Making", "align", "changed", "differences", "is_cache", "is_gathered", "is_told_apart",
+    "named", "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

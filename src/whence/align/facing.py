@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from whence.align import batches, padding
 from whence.align.derived import Derived
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
@@ -25,10 +26,18 @@ class Aligned:
 
 def align(reference: Run, target: Run) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
+    reference, target = padding.dense(reference, target), padding.dense(target, reference)
+    faced = batches.facing(reference, target)
+    reference, target = faced.reference, faced.target
     found = plan(reference, target)
     target, found = fused(reference, target, found)
     target, found = laid_out(reference, target, found)
-    return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
+    found = msgspec.structs.replace(
+        found, notes=(*faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        made_reference=made_of(reference), made_target=made_of(target),
+    )  # fmt: skip
+    target, found = padding.filled(reference, target, found)
+    return Aligned(reference, target, found)
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

@@ -75,8 +75,17 @@ class _Projections:
         # What weights prove comes before what activations suggest.
         for family in sorted(families.values(), key=lambda f: not f.why.startswith("weights")):
             if family.places is not None:
-                for group in family.groups:
-                    self._join(group, family)
+                joined = [group for group in family.groups if self._join(group, family)]
+                if joined:
+                    self.at.notes.append(self._told(joined[0], family))
+
+    def _told(self, group: _Group, family: _Family) -> str:
+        parts = [short(c) for c in group.parts]
+        first, whole = starred(group.parts[0].scope), starred(group.whole.scope)
+        names = _and([first, *parts[1:]])
+        if group.apart == "reference":
+            return f"{names} are {whole} of the target ({family.why})"
+        return f"{whole} is {names} of the target ({family.why})"
 
     def _groups(self) -> Iterator[_Group]:
         loose = [p for p in self.at.pairs.values() if self._loose(p)]
@@ -229,11 +238,11 @@ class _Projections:
         best = clear_best(distances)
         return candidates[best] if best is not None else None
 
-    def _join(self, group: _Group, family: _Family) -> None:
+    def _join(self, group: _Group, family: _Family) -> bool:
         calls = (*group.parts, group.whole)
         sides = [group.apart] * len(group.parts) + ["target" if group.apart == "reference" else "reference"]
         if any(not self._is_free(side, call) for side, call in zip(sides, calls)):
-            return
+            return False
         for side, call in zip(sides, calls):
             self.at.free(side, call)
         names = _and([short(c) for c in group.parts])
@@ -244,6 +253,7 @@ class _Projections:
                 self._part(part, group.whole, np.array(places), family.turned, evidence)
         else:
             self._whole(group, family, f"{short(group.whole)} is {names} of the target; {family.why}")
+        return True
 
     def _is_free(self, side: str, call: Call) -> bool:
         if side == "reference":

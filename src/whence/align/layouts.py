@@ -286,8 +286,11 @@ class _Layouts:
         return target, msgspec.structs.replace(self.plan, pairs=tuple(pairs), notes=(*self.plan.notes, *self._told()))
 
     def _told(self) -> list[str]:
-        """What of the target's parameters is left out: nothing of the reference is there to compare it with."""
-        out: dict[str, None] = {}
+        """How many tensors were laid otherwise, and what of the target's parameters is left out, in sentences."""
+        counts = Counter(_brief(str(node)) for node, _ in self.decided.values())
+        shown = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (", ..." if len(counts) > 3 else "")
+        total = sum(counts.values())
+        out: dict[str, None] = {f"{total} tensors of the target were brought to the reference's axes: {shown}": None} if counts else {}
         for pair in self.pairs:
             for slot in pair.slots:
                 face = slot.reference_record, slot.target_record
@@ -611,6 +614,10 @@ class _Layouts:
             if self._follows(family[face][0]):
                 return True
         return not asked and not same
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]} ..."
 
 
 def _keeps(node: ex.Node, shape: Shape) -> bool:

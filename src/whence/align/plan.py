@@ -23,6 +23,11 @@ def selected(calls: Iterable[Call]) -> list[Call]:
     return [c for c in calls if NOT_SELECTED not in c.notes]
 
 
+def same_step(one: Call, other: Call) -> bool:
+    """Do two calls belong to one call of a root?"""
+    return (one.rank, one.root, one.step, one.micro) == (other.rank, other.root, other.step, other.micro)
+
+
 def plan(reference: Run, target: Run) -> Plan:
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched, ambiguous."""
     left, right = selected(reference.calls), selected(target.calls)
@@ -40,7 +45,7 @@ def plan(reference: Run, target: Run) -> Plan:
     unpaired = [c for c in right if c.id not in taken]
     ambiguous: list[tuple[int, tuple[int, ...]]] = []
     if rest and unpaired:
-        roots = _match_roots(left, right)
+        roots = match_roots(left, right)
         table: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
         for call in unpaired:
             table[_normal_key(call, {})].append(call)
@@ -78,7 +83,7 @@ def _normal_key(call: Call, roots: dict[str, str]) -> tuple[Any, ...]:
     )
 
 
-def _match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
+def match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
     """Root names of the reference -> root names of the target they stand for."""
     names_left = dict.fromkeys(c.root for c in left)
     names_right = dict.fromkeys(c.root for c in right)

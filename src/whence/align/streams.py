@@ -63,6 +63,9 @@ def streams(at: Matching) -> None:
             if (place.record, frozenset(place.fits[i][1] for i in pair)) in made:
                 _put(at, [(place, pair)])
                 break
+    sums = sum(len(operands) > 1 for _, operands in _made(at))
+    if sums:
+        at.notes.append(f"{sums} tensors of the reference are sums of two of the target (a residual kept apart)")
 
 
 def _places(at: Matching) -> Iterator[_Place]:
@@ -115,14 +118,11 @@ def _chosen(at: Matching, places: Sequence[_Place]) -> Chosen | None:
 
 
 def _made(at: Matching) -> set[tuple[int, frozenset[int]]]:
-    """(record of the reference, records of the target that it was made of), of all pairs so far."""
+    """(record of the reference, records of the target whose sum faces it), of all pairs so far."""
     first = len(at.target.records)
-    return {
-        (s.reference_record, frozenset(r for _, ids in at.making.made[s.target_record - first].operands for r in ids))
-        for pair in at.pairs.values()
-        for s in pair.slots
-        if s.target_record >= first
-    }
+    slots = [s for pair in at.pairs.values() for s in pair.slots if s.target_record >= first]
+    made = [(s.reference_record, at.making.made[s.target_record - first]) for s in slots]
+    return {(record, frozenset(r for _, ids in m.operands for r in ids)) for record, m in made if isinstance(ex.parse(m.dims), ex.Sum)}
 
 
 def _put(at: Matching, chosen: Iterable[tuple[_Place, Chosen]]) -> None:

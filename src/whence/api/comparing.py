@@ -14,6 +14,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
+from whence.api.otherwise import Otherwise
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -68,16 +69,18 @@ def compare_runs(
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
-    first = FirstThings(faces)
+    otherwise = Otherwise(faces)
+    first = FirstThings(faces, otherwise)
     inputs_differ = first.sentences()
     with _Timer(timing, "judge"):
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
-        judging = Judging(faces, tiles, options, repeated, tell)
+        judging = Judging(faces, tiles, options, repeated, otherwise, tell)
         verdicts = judging.verdicts()
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
+        verdicts = otherwise.judged(verdicts)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
@@ -96,7 +99,8 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *faces.declaring.notes(),
+            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *otherwise.notes(),
+            *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
