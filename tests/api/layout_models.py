@@ -25,7 +25,7 @@ def attend(q, k, v):
     q, k, v = (x.view(b, t, HEADS, -1).transpose(1, 2) for x in (q, k, v))
     half = q.shape[-1] // 2
     angle = torch.arange(t)[:, None] / 10.0 ** (torch.arange(half) / half)
-    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+    cos, sin = angle.cos().repeat(1, 2).to(q.dtype), angle.sin().repeat(1, 2).to(q.dtype)
     q, k = (x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin for x in (q, k))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
 

@@ -7,6 +7,7 @@ replayed together, between tensors that both runs show.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from whence.align.layouts import AGREES, clear_best, distance, spread
 from whence.align.matching import Matching
 from whence.align.names import starred
 from whence.records import Call
-from whence.results import CallPair
+from whence.results import CallPair, SlotPair
 
 _READ = 3
 _NORMS = ("batchnorm", "batch_norm")
@@ -73,6 +74,7 @@ def _fold(at: Matching, pair: CallPair, norm: Call) -> int:
 
 def absorbed(at: Matching) -> None:
     """An activation of the target that multiplies too: its output is what the reference makes of the activation's."""
+    fuller: list[CallPair] = []
     faced: defaultdict[int, dict[int, None]] = defaultdict(dict)
     for pair in sorted(at.pairs.values(), key=lambda p: at.reference.calls[p.reference].order):
         for slot in pair.slots:
@@ -85,11 +87,14 @@ def absorbed(at: Matching) -> None:
         if len(made) != 1 or call.slots("param") or other.slots("param") or at.kids_reference.get(call.id):
             continue
         own, theirs = made[0].reference_record, made[0].target_record
+        if call.op_type != other.op_type and _takes_more(at, pair, "reference"):
+            fuller.append(pair)
+            continue
         later = [r for r in faced[theirs] if r != own]
         if call.op_type != other.op_type and len(later) == 1:
             families[starred(call.scope), starred(other.scope)].append((pair, own, later[0], theirs))
     for (name, partner), members in families.items():
-        if not _takes_more(at, members[0][0]) and not any(
+        if not _takes_more(at, members[0][0], "target") and not any(
             _nearer(at, later, own, theirs) for _, own, later, theirs in spread(members, _READ)
         ):
             continue
@@ -100,13 +105,34 @@ def absorbed(at: Matching) -> None:
                 at.free_reference.add(pair.reference)
                 at.belongs(above.reference, used)
         at.notes.append(f"{partner} of the target does what follows {name} in the reference too: they are replayed together")
+    _as_elsewhere(at, fuller)
 
 
-def _takes_more(at: Matching, pair: CallPair) -> bool:
-    """Does the target's call read more elements than the reference's and make as many? Then it does something else as well."""
+def _takes_more(at: Matching, pair: CallPair, side: str) -> bool:
+    """Does this side's call read more elements than the other's and make as many? Then it does something else as well."""
     given = [s for s in pair.slots if s.reference_slot.startswith("input")]
+    given += [] if given else _unmatched_inputs(at, pair)
     counts = [(at.reference.records[s.reference_record].count, at.target.records[s.target_record].count) for s in given]
-    return len(counts) == 1 and counts[0][1] > counts[0][0] > 0 and counts[0][1] % counts[0][0] == 0
+    if len(counts) != 1:
+        return False
+    few, many = counts[0] if side == "target" else counts[0][::-1]
+    return many > few > 0 and many % few == 0
+
+
+def _unmatched_inputs(at: Matching, pair: CallPair) -> list[SlotPair]:
+    call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
+    mine, theirs = call.slots("input"), other.slots("input")
+    return [SlotPair(a.slot, b.slot, a.record, b.record) for a, b in zip(mine, theirs)] if len(mine) == len(theirs) == 1 else []
+
+
+def _as_elsewhere(at: Matching, pairs: Sequence[CallPair]) -> None:
+    """A call of the reference that does more than its namesake faces what its tensors face in other calls."""
+    known = at.faces({p.reference for p in pairs})
+    for pair in pairs:
+        call = at.reference.calls[pair.reference]
+        slots = [SlotPair(r.slot, known[r.record][1], r.record, known[r.record][0]) for r in call.refs if r.record in known]
+        if any(s.reference_slot.startswith("output") for s in slots):
+            at.put(pair.reference, slots)
 
 
 def _nearer(at: Matching, later: int, own: int, theirs: int) -> bool:

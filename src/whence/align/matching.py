@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
@@ -56,6 +56,33 @@ class Matching:
             unmatched_reference=tuple(sorted(self.free_reference)), unmatched_target=tuple(sorted(self.free_target)),
             ambiguous=tuple((call, tuple(others)) for call, others in sorted(self.ambiguous.items())),
         )  # fmt: skip
+
+    def faces(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
+        """What faces every record of the reference, and where: (record of the target, "call:slot"). but: calls not to look at."""
+        out: dict[int, tuple[int, str]] = {}
+        for pair in self.pairs.values():
+            if pair.reference not in but:
+                scope = self.target.calls[pair.target].scope
+                for slot in pair.slots:
+                    out.setdefault(slot.reference_record, (slot.target_record, f"{scope}:{slot.target_slot}"))
+        return out
+
+    def put(self, call: int, slots: Iterable[SlotPair]) -> None:
+        """Give a pair these slots; what is left over of either call follows."""
+        pair = self.pairs[call]
+        mine, theirs = self.reference.calls[pair.reference].refs, self.target.calls[pair.target].refs
+        order = [r.slot for r in mine]
+        chosen = sorted(slots, key=lambda s: order.index(s.reference_slot))
+        faced, used = {s.reference_slot for s in chosen}, {r for s in chosen for r in self._own(s.target_record)}
+        self.pairs[call] = msgspec.structs.replace(
+            pair, slots=tuple(chosen), only_reference=tuple(n for n in order if n not in faced),
+            only_target=tuple(r.slot for r in theirs if r.record not in used),
+        )  # fmt: skip
+
+    def _own(self, record: int) -> tuple[int, ...]:
+        """The target's own records that one is made of."""
+        behind = record - len(self.target.records)
+        return tuple(r for _, ids in self.making.made[behind].operands for r in ids) if behind >= 0 else (record,)
 
     # ---- what is read
 
