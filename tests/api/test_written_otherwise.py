@@ -358,3 +358,29 @@ def test_a_forgotten_transposition_is_not_undone(tmp_path):
     result = whence.compare(reference, captured(Heads(False, forget=True), tmp_path / "tgt", x))
     assert result.status == "different"
     assert result.findings[0].name == "Heads"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (None, []),
+        (rows("layers.1.self_attn.k_proj", 3), ["layers.1.self_attn.qkv_proj"]),
+        (rows("layers.2.mlp.up_proj", 3), ["layers.2.mlp.gate_up_proj"]),
+        (rows("layers.1.post_attention_layernorm", 3), ["layers.1.post_attention_layernorm"]),
+        (spoilt("layers.1.mlp.down_proj", slice(None)), ["layers.1.mlp.down_proj"]),
+    ],
+)
+def test_a_serving_engine_as_the_reference(ways, change, named):
+    """Its residual is apart, so that what it is given faces tensors of several calls of the target."""
+    result = whence.compare(ways("served"), ways("split", change, ids=IDS[:1]))
+    assert result.status == ("different" if named else "same")
+    assert [f.name for f in result.findings] == named
+
+
+def test_low_precision_of_another_form(ways):
+    """The target's rows are the reference's rounded, and its two streams are rounded apart."""
+    reference = ways("split", ids=IDS[:1])
+    result = whence.compare(reference, ways("served", lambda model: model.bfloat16()))
+    assert (result.status, result.findings) == ("same", ())
+    result = whence.compare(reference, ways("served", lambda model: rows(QKV, slice(WIDTH, 2 * WIDTH))(model.bfloat16())))
+    assert [f.name for f in result.findings] == ["layers.1.self_attn.k_proj"]
