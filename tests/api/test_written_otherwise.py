@@ -384,3 +384,41 @@ def test_low_precision_of_another_form(ways):
     assert (result.status, result.findings) == ("same", ())
     result = whence.compare(reference, ways("served", lambda model: rows(QKV, slice(WIDTH, 2 * WIDTH))(model.bfloat16())))
     assert [f.name for f in result.findings] == ["layers.1.self_attn.k_proj"]
+
+
+# ---- neurons and heads in another order, in weights before and after
+
+
+def shuffled(model):
+    """Every layer has its own order of neurons; all have one of heads."""
+    heads = torch.arange(WIDTH).view(HEADS, -1)[[2, 0, 3, 1]].flatten()
+    for i, layer in enumerate(model.layers):
+        order = torch.randperm(HIDDEN, generator=torch.Generator().manual_seed(i))
+        for name in ("gate_proj", "up_proj"):
+            layer.mlp.get_submodule(name).weight.data = layer.mlp.get_submodule(name).weight.data[order]
+        layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data[:, order].contiguous()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            for p in layer.self_attn.get_submodule(name).parameters():
+                p.data = p.data[heads]
+        layer.self_attn.o_proj.weight.data = layer.self_attn.o_proj.weight.data[:, heads].contiguous()
+
+
+def test_neurons_and_heads_in_another_order(ways):
+    result = whence.compare(ways("split"), ways("split", shuffled))
+    assert (result.status, result.coverage.share) == ("same", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"), [("mlp.down_proj", "layers.1.mlp.down_proj"), ("self_attn.o_proj", "layers.1.self_attn.o_proj")]
+)
+def test_an_order_that_one_weight_does_not_share_is_a_fault(ways, module, named):
+    """All others of the model are shuffled: this one reads its inputs in the old order."""
+
+    def change(model):
+        old = model.layers[1].get_submodule(module).weight.data.clone()
+        shuffled(model)
+        model.layers[1].get_submodule(module).weight.data = old
+
+    result = whence.compare(ways("split"), ways("split", change))
+    assert result.status == "different"
+    assert result.findings[0].name == named

@@ -263,6 +263,7 @@ class _Layouts:
         for at, pair in enumerate(self.pairs):
             self._modules[self._module(pair)].append(at)
         self._equal: Counter[tuple[str, str]] | None = None
+        self._channel_orders: dict[str, dict[tuple[int, ...], None]] = {}  # found in weights, by the module they are in
 
     def done(self) -> tuple[Run, Plan]:
         self._left_over()
@@ -381,27 +382,34 @@ class _Layouts:
     # ---- parameters
 
     def _parameters(self) -> None:
-        for family in self._families(("param",)):
-            faces = list(family)
-            suspects = [face for face in faces if self._suspect(face)]
-            # Weights under one name that differ in nothing but a few are a fault in these few.
-            if 2 * len(suspects) <= len(faces) + self._identical_siblings(family):
-                continue
-            read = spread(suspects, _READ)
-            orders = [self._lies(face) for face in read]
-            if orders[0] is not None and orders[0].node is X:
-                continue
-            votes = Counter((o.kind, str(o.node)) for o in orders if o is not None)
-            if not votes:
-                self._by_shape(faces)
-                continue
-            (kind, node), count = votes.most_common(1)[0]
-            if 2 * count > len(read):
-                found = dict.fromkeys(faces, next(o for o in orders if o is not None and (o.kind, str(o.node)) == (kind, node)))
-            else:  # every sibling has an order of its own
-                found = {face: order for face in faces if (order := self._lies(face)) is not None and order.node is not X}
-            if self._legitimate(found, family):
-                self._order(found, family)
+        found = [(orders, family) for family in self._families(("param",)) if (orders := self._orders_of(family))]
+        # The order of inputs is told by what the call makes of them; with these in place it shows what the order of outputs leads to.
+        found.sort(key=lambda item: next(iter(item[0].values())).kind == "rows")
+        for orders, family in found:
+            if self._legitimate(orders, family):
+                self._order(orders, family)
+
+    def _orders_of(self, family: dict[Face, tuple[int, SlotPair]]) -> dict[Face, Order]:
+        """How the parameters of one family lie, {} where they lie as the reference's or it cannot be told."""
+        faces = list(family)
+        suspects = [face for face in faces if self._suspect(face)]
+        # Weights under one name that differ in nothing but a few are a fault in these few.
+        if 2 * len(suspects) <= len(faces) + self._identical_siblings(family):
+            return {}
+        read = spread(suspects, _READ)
+        orders = [self._lies(face) for face in read]
+        if orders[0] is not None and orders[0].node is X:
+            return {}
+        votes = Counter((o.kind, str(o.node)) for o in orders if o is not None)
+        if not votes:
+            self._by_shape(faces)
+            return {}
+        (kind, node), count = votes.most_common(1)[0]
+        if 2 * count > len(read):
+            shared = next(o for o in orders if o is not None and (o.kind, str(o.node)) == (kind, node))
+            return dict.fromkeys(faces, shared) if shared.node is not X else {}
+        # Every sibling has an order of its own.
+        return {face: order for face in faces if (order := self._lies(face)) is not None and order.node is not X}
 
     def _suspect(self, face: Face) -> bool:
         """May these parameters hold the same elements in another order?"""
@@ -466,6 +474,8 @@ class _Layouts:
             if order.kind == "axes":
                 continue
             places = np.array(order.places)
+            scope = self.reference.calls[self.pairs[index].reference].scope
+            self._channel_orders.setdefault(scope.rpartition(".")[0], {})[order.places] = None
             for at in self._modules[self._module(self.pairs[index])]:
                 for s in self.pairs[at].slots:
                     kind = s.reference_slot.partition(".")[0]
@@ -507,6 +517,7 @@ class _Layouts:
         call = self.reference.calls[self.pairs[index].reference]
         siblings = sorted(self._by_parent.get(call.parent, ()), key=lambda i: self.reference.calls[self.pairs[i].reference].order)
         before: set[int] = set()
+        earlier: set[int] = set()
         for at in siblings:
             pair = self.pairs[at]
             later = self.reference.calls[pair.reference].order > call.order
@@ -517,15 +528,19 @@ class _Layouts:
                         return True
                 if not slot.reference_slot.startswith("param"):
                     before.add(slot.reference_record)
+                    if not later:
+                        earlier.add(slot.reference_record)
         parent = self._at.get(call.parent)
         return parent is not None and any(
             self._agree((s.reference_record, s.target_record))
             for s in self.pairs[parent].slots
-            if s.reference_slot.startswith("output") and s.reference_record not in before
+            if s.reference_slot.startswith("output") and s.reference_record not in earlier
         )
 
     def _resemble(self, face: Face) -> bool:
         arrays = self._arrays(face)
+        if arrays is not None and face in self.decided:
+            return distance(arrays[0], _applied(self.decided[face][0], arrays[1])) < AGREES
         return arrays is not None and (resembles(*arrays) or self._agree(face))
 
     # ---- activations
@@ -537,6 +552,10 @@ class _Layouts:
                 continue
             a, b = self._records(faces[0])
             same = a.shape == b.shape
+            if same and self._channel_orders and dtypes.named(a.dtype).is_floating:
+                faces = self._as_channels(faces, family)
+                if not faces:
+                    continue
             if same and (not dtypes.named(a.dtype).is_floating or a.count < 4 or not self._may_be_turned(faces[0])):
                 continue
             candidates = [*ways(b.shape, a.shape), *(turned(b.shape) if same else ())]
@@ -554,6 +573,39 @@ class _Layouts:
                 continue
             for face in faces:
                 self.decided[face] = node, why
+
+    def _as_channels(self, faces: Sequence[Face], family: dict[Face, tuple[int, SlotPair]]) -> list[Face]:
+        """Decide for tensors whose channels lie as those of a weight beside them, all or head by head. Returns the others."""
+        ways = {face: nodes for face in faces if (nodes := self._beside(face, family[face][0]))}
+        clear: dict[Face, ex.Node] = {}
+        blurred: list[Face] = []
+        for face, nodes in ways.items():
+            arrays = self._arrays(face)
+            if arrays is None or resembles(*arrays):
+                continue
+            best = clear_best([distance(arrays[0], _applied(node, arrays[1])) for node in nodes])
+            if best is not None and nodes[best] is not X:
+                clear[face] = nodes[best]
+            else:
+                blurred.append(face)
+        # Behind a fault nothing agrees: then as the siblings, where there is one order only.
+        if 2 * len(clear) >= len(ways):
+            clear.update((face, ways[face][0]) for face in blurred if len(ways[face]) == 1)
+        self.decided.update((face, (node, "as the channels of a weight beside it")) for face, node in clear.items())
+        return [face for face in faces if face not in clear]
+
+    def _beside(self, face: Face, index: int) -> list[ex.Node]:
+        """The orders of channels that weights in the same module, or in this one, have, as far as they fit this tensor."""
+        scope, shape = self.reference.calls[self.pairs[index].reference].scope, self._records(face)[1].shape
+        nodes: list[ex.Node] = []
+        for places in self._channel_orders.get(scope.rpartition(".")[0]) or self._channel_orders.get(scope) or ():
+            n, order = (shape[-1] if len(shape) > 1 else 0), np.array(places)
+            if n > 1 and len(order) > n and len(order) % n == 0:
+                heads = order.reshape(-1, n) - np.arange(0, len(order), n)[:, None]
+                order = heads[0] if (heads == heads[0]).all() else order
+            if len(order) == n and sorted(order.tolist()) == list(range(n)):
+                nodes.append(channels.taken(X, shape, -1, order))
+        return nodes
 
     def _may_be_turned(self, face: Face) -> bool:
         """Do these differ by much, although their figures are alike?"""
