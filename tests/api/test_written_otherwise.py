@@ -22,6 +22,7 @@ from layout_models import (  # noqa: E402
     conv1d,
     folded,
     fused,
+    linear,
     nn,
     paired,
     turned,
@@ -422,3 +423,47 @@ def test_an_order_that_one_weight_does_not_share_is_a_fault(ways, module, named)
     result = whence.compare(ways("split"), ways("split", change))
     assert result.status == "different"
     assert result.findings[0].name == named
+
+
+# ---- torch's attention keeps its projections in one parameter of its own
+
+
+class Encoder(nn.Module):
+    def __init__(self, apart=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.attn, self.out = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), nn.Linear(WIDTH, WIDTH)
+        nn.init.normal_(self.attn.in_proj_bias)
+        if apart:
+            self.attn = ThreeProjections(self.attn)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.out(x + self.attn(y, y, y, need_weights=False)[0])
+
+
+class ThreeProjections(nn.Module):
+    def __init__(self, old):
+        super().__init__()
+        weights, biases = old.in_proj_weight.chunk(3), old.in_proj_bias.chunk(3)
+        self.q, self.k, self.v = (linear(w, b) for w, b in zip(weights, biases))
+        self.out_proj = linear(old.out_proj.weight, old.out_proj.bias)
+
+    def forward(self, q, k, v, need_weights=False):
+        q, k, v = (p(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for p, x in ((self.q, q), (self.k, k), (self.v, v)))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)), None
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_projections_that_are_parameters_of_a_call_itself(tmp_path, apart):
+    x = torch.randn(2, 5, WIDTH)
+    reference = captured(Encoder(not apart), tmp_path / "ref", x)
+    result = whence.compare(reference, captured(Encoder(apart), tmp_path / "tgt", x))
+    assert (result.status, result.coverage.share, result.unmatched) == ("same", 1.0, 0)
+    bad = Encoder(apart)
+    (bad.attn.k.weight if apart else bad.attn.in_proj_weight).data[3 if apart else WIDTH + 3] *= 1.2
+    result = whence.compare(reference, captured(bad, tmp_path / "bad", x))
+    assert [f.name for f in result.findings] == ["attn"]
+    if apart:
+        assert result.findings[0].verdict == "param-diff"
+        assert result.findings[0].sentence.endswith("; k of the target")
