@@ -4,12 +4,16 @@ from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
 from whence.align.facing import Aligned, align
 from whence.align.gathering import is_gathered
+from whence.align.mapping import Map
+from whence.align.mapping import load as load_map
 from whence.align.names import normal_scope, starred
+from whence.align.nearest import nearest
 from whence.align.origins import named
-from whence.align.plan import NOT_SELECTED, plan, same_step, selected
+from whence.align.plan import MATCHES, plan
 from whence.align.sequences import is_cache, is_told_apart
+from whence.align.sites import NOT_SELECTED, same_step, selected
 
 __all__ = [
-    "NOT_SELECTED", "Aligned", "Derived", "Making", "align", "changed", "differences", "is_cache", "is_gathered", "is_told_apart",
-    "named", "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
+    "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Making", "Map", "align", "changed", "differences", "is_cache", "is_gathered",
+    "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan", "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

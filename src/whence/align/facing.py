@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, padding
+from whence.align import batches, mapping, padding
 from whence.align.derived import Derived
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
+from whence.align.mapping import Map
 from whence.align.plan import plan
 from whence.records import Run
 from whence.results import Made, Plan
@@ -24,19 +25,31 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run) -> Aligned:
-    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
-    reference, target = padding.dense(reference, target), padding.dense(target, reference)
-    faced = batches.facing(reference, target)
+def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
+    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
+
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises UsageError
+    where that does not fit.
+    """
+    said: list[str] = []
+    if chart is not None:
+        reference, target, named, said = mapping.prepared(reference, target, chart)
+    faced = batches.Faced(reference, target)
+    if match in ("auto", "names"):
+        faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
     reference, target = faced.reference, faced.target
-    found = plan(reference, target)
-    target, found = fused(reference, target, found)
-    target, found = laid_out(reference, target, found)
+    found = plan(reference, target, match)
+    if chart is not None:
+        target, found = mapping.applied(reference, target, found, chart, named)
+    if match in ("auto", "names"):
+        target, found = fused(reference, target, found)
+        target, found = laid_out(reference, target, found)
     found = msgspec.structs.replace(
-        found, notes=(*faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
-    target, found = padding.filled(reference, target, found)
+    if match in ("auto", "names"):
+        target, found = padding.filled(reference, target, found)
     return Aligned(reference, target, found)
 
 

@@ -31,7 +31,7 @@ def folded(at: Matching) -> None:
     for pair in list(at.pairs.values()):
         call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
         outputs = call.slots("output")
-        if len(outputs) != 1 or not call.slots("param"):
+        if len(outputs) != 1 or not call.slots("param") or at.said(call.id):
             continue
         for norm in readers[outputs[0].record]:
             if norm.parent != call.parent or not any(n in norm.op_type.lower() for n in _NORMS):
@@ -84,7 +84,7 @@ def absorbed(at: Matching) -> None:
     for pair in at.pairs.values():
         call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
         made = [s for s in pair.slots if s.reference_slot.startswith("output")]
-        if len(made) != 1 or call.slots("param") or other.slots("param") or at.kids_reference.get(call.id):
+        if len(made) != 1 or at.said(call.id) or call.slots("param") or other.slots("param") or at.kids_reference.get(call.id):
             continue
         own, theirs = made[0].reference_record, made[0].target_record
         if call.op_type != other.op_type and _takes_more(at, pair, "reference"):

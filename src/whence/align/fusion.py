@@ -119,6 +119,8 @@ class _Projections:
 
     def _loose(self, pair: CallPair) -> bool:
         """Two leaves that were paired although one makes more than the other."""
+        if self.at.said(pair.reference):
+            return False
         call, other = self.at.reference.calls[pair.reference], self.at.target.calls[pair.target]
         if not (self._leaf("reference", call.id) and self._leaf("target", other.id)):
             return False
@@ -258,8 +260,9 @@ class _Projections:
 
     def _is_free(self, side: str, call: Call) -> bool:
         if side == "reference":
-            return call.id in self.at.free_reference or call.id in self.at.ambiguous or self.at.pairs[call.id].rule != RULE
-        return not any(self.at.pairs[at].rule == RULE for at in self.at.facing[call.id])
+            alone = call.id in self.at.free_reference or call.id in self.at.ambiguous
+            return alone or (self.at.pairs[call.id].rule != RULE and not self.at.said(call.id))
+        return not any(self.at.pairs[at].rule == RULE or self.at.said(at) for at in self.at.facing[call.id])
 
     def _part(self, call: Call, other: Call, places: channels.Order, turned: bool, evidence: str) -> None:
         """A call of the reference faces a part of one of the target."""

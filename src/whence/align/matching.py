@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
+from whence.align import mapping
 from whence.align.derived import Making, text
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -28,7 +29,8 @@ class Matching:
         self.ambiguous = {call: list(others) for call, others in plan.ambiguous}
         self.facing: defaultdict[int, set[int]] = defaultdict(set)  # calls of the target -> of the reference
         for pair in plan.pairs:
-            self.facing[pair.target].add(pair.reference)
+            for other in (pair.target, *pair.also):
+                self.facing[other].add(pair.reference)
         self.doubtful: defaultdict[int, set[int]] = defaultdict(set)
         for call, others in plan.ambiguous:
             for other in others:
@@ -83,6 +85,11 @@ class Matching:
         """The target's own records that one is made of."""
         behind = record - len(self.target.records)
         return tuple(r for _, ids in self.making.made[behind].operands for r in ids) if behind >= 0 else (record,)
+
+    def said(self, reference: int) -> bool:
+        """Did the user say whom this call faces? Then it stays so."""
+        pair = self.pairs.get(reference)
+        return pair is not None and pair.rule == mapping.RULE
 
     # ---- what is read
 

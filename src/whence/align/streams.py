@@ -81,6 +81,8 @@ def _places(at: Matching, many: str) -> Iterator[_Place]:
     one = "reference" if many == "target" else "target"
     records = {"reference": at.reference.records, "target": at.target.records}
     for pair in at.pairs.values():
+        if at.said(pair.reference):
+            continue
         calls = {"reference": at.reference.calls[pair.reference], "target": at.target.calls[pair.target]}
         for kind in ("input", "output"):
             theirs = _floats(at, many, calls[many], kind)

@@ -28,8 +28,10 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. policy: declared differences. sample: "all" replays every call, "auto" a few steps of many and what stands out.
-    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    replayed. policy: declared differences. match: by which rules calls are paired (`align.plan`).
+    chart: who faces whom, as the user says. sample: "all" replays every call,
+    "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
+    progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
     """
 
@@ -41,9 +43,11 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    match: str = "auto"
     sample: str = "auto"
     budget: float | None = None
     policy: Policy | None = None
+    chart: align.Map | None = None
     model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
@@ -59,7 +63,7 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        aligned = align.align(Read(reference), Read(target))
+        aligned = align.align(Read(reference), Read(target), match=options.match, chart=options.chart)
         left, right = Read(aligned.reference), Read(aligned.target)
     with _Timer(timing, "again"):
         further = [Read(run) for run in again]
@@ -105,7 +109,8 @@ def compare_runs(
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
-        without_partner=answer.without_partner(), environment=tuple(align.differences(left, right)), timing=timing,
+        without_partner=answer.without_partner(), nearest=answer.nearest(),
+        environment=tuple(align.differences(left, right)), timing=timing,
     )  # fmt: skip
 
 
