@@ -8,6 +8,8 @@ import msgspec
 
 from whence.align import batches, mapping, padding, ranks
 from whence.align.derived import Derived, worded
+from whence.align.fusion import fused
+from whence.align.layouts import laid_out
 from whence.align.mapping import Map
 from whence.align.plan import plan
 from whence.records import Run
@@ -42,6 +44,9 @@ def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None
     found = plan(reference, target, match)
     if chart is not None:
         target, found = mapping.applied(reference, target, found, chart, named)
+    if match in ("auto", "names"):
+        target, found = fused(reference, target, found)
+        target, found = laid_out(reference, target, found)
     found = msgspec.structs.replace(
         found, notes=(*said, *joined, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),

@@ -26,6 +26,7 @@ class Answer:
     def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
         self.faces, self.judging, self._third = faces, judging, third
         self._unread = unread(faces.reference)
+        self._made = {made.record: made for made in faces.plan.made_target}
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
         """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
@@ -133,7 +134,8 @@ class Answer:
                 )  # fmt: skip
 
     def with_worst(self, finding: Finding) -> Finding:
-        """Add the element with the largest error, as both sides have it."""
+        """Add the element with the largest error, as both sides have it, and where the tensors of a rearranged one are to be found."""
+        finding = self._with_layout(finding)
         if finding.pair < 0 or finding.verdict == "param-diff":
             return finding
         slots = self.faces.slots[finding.pair]
@@ -153,6 +155,22 @@ class Answer:
             worst_target=_number(arrays[1][at]),
             numbers={**finding.numbers, **numbers}, sentence=finding.sentence + since,
         )  # fmt: skip
+
+    def _with_layout(self, finding: Finding) -> Finding:
+        """Where the target keeps what the finding is about, and which of the tensors that it was joined from differs."""
+        slot = self.faces.slot(finding.pair, finding.slot) if finding.pair >= 0 and finding.slot else None
+        if slot is None or not slot.dims:
+            return finding
+        arrays = self.faces.arrays(slot)
+        parts: tuple[str, ...] = ()
+        if arrays is not None and arrays[0].shape == arrays[1].shape:
+            # Of activations all elements differ a little: those that differ most are meant.
+            apart = np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64)) if arrays[0].dtype.kind not in "bc" else None
+            if apart is not None and np.isfinite(apart).all():
+                limit = 0.0 if finding.verdict == "param-diff" else float(apart.max()) / 10
+                parts = align.named(self._made, self.faces.shown.records, slot.target_record, apart > limit)
+        where = _and(parts) if parts else slot.dims if len(slot.dims) <= _LONGEST else f"{slot.dims[:_LONGEST]} ..."
+        return _but_finding(finding, sentence=f"{finding.sentence}; {where} of the target")
 
     def _since(self, finding: Finding, arrays: tuple[Array, Array]) -> str:
         """Where the calls of several steps were joined: from which token and step on they part."""
@@ -215,6 +233,13 @@ class Answer:
 
     def versions(self) -> dict[str, str]:
         return {"whence": __version__, "format": str(self.faces.reference.info.format)}
+
+
+_LONGEST = 80  # characters of a dims expression that are shown
+
+
+def _and(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _number(value: Any) -> float | None:

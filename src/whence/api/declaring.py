@@ -450,12 +450,12 @@ class Declaring:
         try:
             reference = judge.rounded(self.reference.array(record), dtype)
             held = {s: self.target.array(r) for s, r in params.items()}
+            mine = self.target.array(pair.target_record) if pair is not None else None
         except ElementsMissing:
             return None
         axis = declared.axis if declared is not None else 0
         stored = quantised.stored(reference, held, slot, axis=axis)
-        if stored is None and pair is not None and held[pair.target_slot].shape == reference.shape:
-            mine = held[pair.target_slot]
+        if stored is None and mine is not None and mine.shape == reference.shape:
             if declared is None and quantised.on_a_grid(reference, axis=axis) is not None:
                 return None  # quantised on both sides: an ordinary parameter
             stored = quantised.on_a_grid(mine, axis=axis)

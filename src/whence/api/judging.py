@@ -286,9 +286,7 @@ class Judging:
             handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
             # The reference handed this tensor on untouched; the target may have done something to it.
-            changed = (
-                seen != slot.target_record and self.faces.target.records[seen].hash != self.faces.target.records[slot.target_record].hash
-            )
+            changed = seen != slot.target_record and not self._one_content(seen, slot.target_record)
             if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
         errors_in = self.seen_errors.setdefault(region.call, [])
@@ -329,12 +327,29 @@ class Judging:
                 self._with_cause(_but(evidence, local=local, broken=found.broken), call, self.faces.target.calls[pair.target]),
                 stretch=region.stretch,
             )
+            if "whole" in verdict.numbers and (inside := self._inside_before(region)):
+                verdict = _but_verdict(verdict, where=inside)
         if not rest:
             return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
         other = judge.judge_region(index, region.stretch, judge.grow(errors_in, rest, u), note=why)
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
+
+    def _one_content(self, one: int, two: int) -> bool:
+        """Do two records of the target hold the same bytes, as far as that is known?"""
+        a, b = (self.faces.target.records[record].hash for record in (one, two))
+        return bool(a) and a == b
+
+    def _inside_before(self, region: Region) -> str:
+        """The first of the leaves without a partner right before a stretch that alone were replayed with it, "" when there are none."""
+        kids = self.faces.kids.get(region.call, [])
+        first = ""
+        for kid in reversed(kids[: region.stretch]):
+            if kid in self.faces.pair_of or not self.faces.calls[kid].leaf:
+                break
+            first = self.faces.calls[kid].scope
+        return first if any(kid in self.faces.pair_of for kid in kids) else ""
 
     def _between(self, index: int, pair: CallPair, call: Call) -> Replayed:
         """The replay of a container's own operators, once for all its stretches."""

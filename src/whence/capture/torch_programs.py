@@ -872,7 +872,7 @@ class Recorder:
         written = []
         for old in order:
             name, args, kwargs, guard, facts = self._operations[old]
-            args, kwargs = self._sized(facts, args, kwargs)
+            args, kwargs = self._sized(facts, args, kwargs, self._known_at(old))
             written.append((name, args, kwargs, guard))
             used.walk(args)
             used.walk(kwargs)
@@ -935,23 +935,28 @@ class Recorder:
     def _takes_sizes(facts: _Facts | None) -> bool:
         return facts is not None and any(n in _SIZE_ARGUMENTS for n in facts.positional)
 
-    def _sized(self, facts: _Facts | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _known_at(self, place: int) -> set[int]:
+        """The inputs that are there when the operation at this place runs: not what calls after it are given and leave."""
+        entered = {k for k, at in self._calls if at <= place}
+        return {k for k, slot in enumerate(self._inputs) if not slot[0].isdigit() or int(slot.partition(":")[0]) in entered}
+
+    def _sized(self, facts: _Facts | None, args: Any, kwargs: Any, known: set[int]) -> tuple[Any, Any]:
         if facts is None:
             return args, kwargs
-        sized = tuple(
-            self._follow(value) if name in _SIZE_ARGUMENTS else self._scalar(value) for name, value in zip(facts.positional, args)
-        )
-        return (*sized, *args[len(sized) :]), {
-            name: self._follow(value) if name in _SIZE_ARGUMENTS else self._scalar(value) for name, value in kwargs.items()
-        }
 
-    def _follow(self, value: Any) -> Any:
-        """A size as the extent of an input, or the product of two, where only one reading is possible.
+        def one(name: str, value: Any) -> Any:
+            return self._follow(value, known) if name in _SIZE_ARGUMENTS else self._scalar(value)
+
+        sized = tuple(one(name, value) for name, value in zip(facts.positional, args))
+        return (*sized, *args[len(sized) :]), {name: one(name, value) for name, value in kwargs.items()}
+
+    def _follow(self, value: Any, known: set[int]) -> Any:
+        """A size as the extent of an input that is known by then, or the product of two, where only one reading is possible.
 
         Extents that are equal in the recording must be equal on replay (`_agreements`), so which of them is named does not matter.
         """
         if isinstance(value, list):
-            return [self._follow(item) for item in value]
+            return [self._follow(item, known) for item in value]
         if type(value) is not int or value < 2 or value >= 1 << 40:
             return value
         places = [(k, axis) for k, shape in enumerate(self._shapes) for axis, n in enumerate(shape) if n == value]
@@ -962,10 +967,12 @@ class Recorder:
             if shape[a] * shape[b] == value and shape[a] > 1 < shape[b]
         ]
         if value not in self._param_extents:
-            if places:
-                return {"dim": list(places[0])}
-            if len({tuple(sorted((self._shapes[k][a], self._shapes[k][b]))) for k, a, b in pairs}) == 1:
-                k, a, b = pairs[0]
+            early = [(k, axis) for k, axis in places if k in known]
+            if early:
+                return {"dim": list(early[0])}
+            products = [(k, a, b) for k, a, b in pairs if k in known and not places]
+            if len({tuple(sorted((self._shapes[k][a], self._shapes[k][b]))) for k, a, b in products}) == 1:
+                k, a, b = products[0]
                 return {"mul": [{"dim": [k, a]}, {"dim": [k, b]}]}
         self._fixed.update((k, axis, value) for k, axis in places)
         if not places:

@@ -68,12 +68,19 @@ def plan_json(plan: Plan, reference: Run, target: Run) -> str:
 
 def plan_map(plan: Plan, reference: Run, target: Run) -> str:
     """The plan as a map file: pairs that exact names do not make, numbers written {i}; the rest as comments."""
-    operands = {m.record: m.operands for m in plan.made_target}
-    entries: dict[str, dict[str, Any]] = {}
+    operands = _own({m.record: m.operands for m in plan.made_target})
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for pair in plan.pairs:
         entry = _entry(pair, reference, target, operands)
         if entry is not None:
-            entries.setdefault(yaml.safe_dump(entry, sort_keys=False), entry)
+            one = _entry(pair, reference, target, operands, general=False) or entry
+            found.setdefault(entry["reference"], {}).setdefault(yaml.safe_dump(entry, sort_keys=False), [entry]).append(one)
+    entries: dict[str, dict[str, Any]] = {}
+    for alike in found.values():
+        # Siblings that are not made alike are written one by one.
+        for general, *each in alike.values():
+            for entry in [general] if len(alike) == 1 else each:
+                entries.setdefault(yaml.safe_dump(entry, sort_keys=False), entry)
     lines = [
         f"# who faces whom: {count(len(plan.pairs), 'pair')}; whence compare REF TGT --map FILE takes it (docs/alignment.md)",
         *(f"# {clean(note)}" for note in plan.notes),
@@ -86,27 +93,31 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands) -> dict[str, Any] | None:
-    """One pair as an entry of a map; None where names already say it, or a map cannot."""
+def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands, *, general: bool = True) -> dict[str, Any] | None:
+    """One pair as an entry of a map; None where names already say it, or a map cannot. general: numbers written {i}."""
     a, b = reference.calls[pair.reference], target.calls[pair.target]
     if not a.scope or not b.scope:
         return None
     slots: dict[str, Any] = {}
-    names: dict[str, str] = {"x": b.scope}
+    made = {s.reference_slot: found for s in pair.slots if s.dims and (found := _operands(s, pair, target, operands)) is not None}
+    # Every call of the target has one name in an entry: that of its part where it is one, else x.
+    called = {scope: name for _, calls, others in made.values() for name, scope in calls.items() if name != "x" and not others}
+    names: dict[str, str] = {name: scope for scope, name in called.items()} or {"x": b.scope}
     for slot in pair.slots:
         if slot.dims:
-            made = _operands(slot, pair, target, operands)
-            if made is None:
+            if slot.reference_slot not in made:
                 continue
-            text, calls, others = made
-            if len(calls) > 1 or (calls and next(iter(calls.values())) != b.scope):
-                names = {**{k: v for k, v in names.items() if k != "x"}, **calls}
+            text, calls, others = made[slot.reference_slot]
+            shown = {scope: name for name, scope in names.items()}
+            if any(scope not in shown for scope in calls.values()):
+                continue
+            text = _renamed(text, {name: shown[scope] for name, scope in calls.items()})
             slots[slot.reference_slot] = {"dims": text, **others} if others else text
         elif slot.reference_slot != slot.target_slot and slot.reference_slot.partition(".")[0] != "input":
             slots[slot.reference_slot] = {"dims": "y", "y": slot.target_slot}
     if a.scope == b.scope and not slots:
         return None
-    ours, *theirs = _generalised([a.scope, *names.values()])
+    ours, *theirs = _generalised([a.scope, *names.values()]) if general else [a.scope, *names.values()]
     entry: dict[str, Any] = {"reference": ours, "target": theirs[0] if len(theirs) == 1 else dict(zip(names, theirs, strict=True))}
     if len(theirs) == 1 and "x" not in names:
         entry["target"] = dict(zip(names, theirs, strict=True))
@@ -130,6 +141,24 @@ def _operands(
         else:
             return None
     return (slot.dims, calls, others) if calls or others else None
+
+
+def _own(operands: Operands) -> Operands:
+    """The records of the run itself that made ones rest on, through all stages, by the names that they have in the whole expression."""
+    out: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}
+    for record in sorted(operands):
+        parts: dict[str, tuple[int, ...]] = {}
+        for name, ids in operands[record]:
+            parts.update(out[ids[0]] if len(ids) == 1 and ids[0] in out else {name: ids})
+        out[record] = tuple(parts.items())
+    return out
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """An expression with other names for its tensors; the names of axes, in quotes, stay."""
+    parts = text.split("'")
+    parts[::2] = [re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), part) for part in parts[::2]]
+    return "'".join(parts)
 
 
 def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, str] | None:
