@@ -72,12 +72,22 @@ def test_the_whole_prompt_again_adds_its_last_token():
     assert sequences(run({"input_ids": IDS[:, :2]}, {"input_ids": IDS[:, :3]})) == [((5, 6, 7), [(0, 0, 0, 2), (1, 0, 2, 3)])]
 
 
-def test_rows_of_a_flattened_batch_are_told_by_their_positions():
+@pytest.mark.parametrize("names", [("input_ids", "positions"), ("0", "1")])
+def test_rows_of_a_flattened_batch_are_told_by_their_positions(names):
     steps = (
-        {"input_ids": np.array([1, 2, 3, 9]), "positions": np.array([0, 1, 2, 0])},
-        {"input_ids": np.array([4, 8]), "positions": np.array([3, 1])},
+        dict(zip(names, (np.array([1, 2, 3, 9]), np.array([0, 1, 2, 0])), strict=True)),
+        dict(zip(names, (np.array([4, 8]), np.array([3, 1])), strict=True)),
     )
     assert sequences(run(*steps)) == [((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]), ((9, 8), [(0, 0, 3, 4), (1, 0, 1, 2)])]
+
+
+def test_positions_that_follow_on_each_other_by_chance_are_two_rows():
+    steps = (
+        {"input_ids": np.array([1, 2, 9, 8, 7]), "positions": np.array([0, 1, 0, 1, 2])},
+        {"input_ids": np.array([3, 6]), "positions": np.array([2, 3])},
+        {"input_ids": np.array([4, 5]), "positions": np.array([3, 4])},
+    )
+    assert [tokens for tokens, _ in sequences(run(*steps))] == [(1, 2, 3, 4), (9, 8, 7, 6, 5)]
 
 
 def test_one_form_is_left_alone_and_reordered_rows_are_not():

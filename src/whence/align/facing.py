@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapping, padding
-from whence.align.derived import Derived
+from whence.align import batches, mapping, padding, ranks
+from whence.align.derived import Derived, worded
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
 from whence.align.mapping import Map
@@ -28,12 +28,15 @@ class Aligned:
 def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises UsageError
-    where that does not fit.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
+    UsageError where that does not fit.
     """
     said: list[str] = []
     if chart is not None:
         reference, target, named, said = mapping.prepared(reference, target, chart)
+    joined: tuple[str, ...] = ()
+    if match in ("auto", "names"):
+        reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
     faced = batches.Faced(reference, target)
     if match in ("auto", "names"):
         faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
@@ -45,12 +48,12 @@ def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None
         target, found = fused(reference, target, found)
         target, found = laid_out(reference, target, found)
     found = msgspec.structs.replace(
-        found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        found, notes=(*said, *joined, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
     if match in ("auto", "names"):
         target, found = padding.filled(reference, target, found)
-    return Aligned(reference, target, found)
+    return Aligned(reference, target, worded(target, found))
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

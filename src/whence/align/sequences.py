@@ -7,6 +7,7 @@ at every step, of which each adds its last token). Where the batches of both run
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -91,20 +92,40 @@ def is_cache(slot: str) -> bool:
 def fed(run: Run, roots: Sequence[Call]) -> list[Fed] | None:
     """What each call of a root was given; None where that cannot be told of one of them."""
     out = []
+    places = _position_slots(run, roots)
     for call in roots:
-        found = _fed(run, call)
+        found = _fed(run, call, places)
         if found is None:
             return None
         out.append(found)
     return out
 
 
-def _fed(run: Run, call: Call) -> Fed | None:
+def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
+    """Names of the input that holds positions: a usual one, or an integer beside the tokens that somewhere counts up along them."""
+    for call in roots:
+        inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
+        tokens = _token_input(run, inputs)
+        if tokens is None:
+            continue
+        shape = run.records[tokens.record].shape
+        for name, ref in inputs.items():
+            record = run.records[ref.record]
+            if ref.record == tokens.record or record.dtype not in ("int64", "int32") or record.shape[-1:] != shape[-1:] or shape[-1] < 2:
+                continue
+            with contextlib.suppress(ElementsMissing):
+                steps = np.diff(run.array(ref.record), axis=-1)
+                if 2 * np.count_nonzero(steps == 1) > steps.size:
+                    return [*_POSITIONS, name]
+    return list(_POSITIONS)
+
+
+def _fed(run: Run, call: Call, places: Sequence[str]) -> Fed | None:
     inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
     ref = _token_input(run, inputs)
     try:
         if ref is not None:
-            return _tokens(run, call, ref, inputs)
+            return _tokens(run, call, ref, inputs, places)
         return _rows(run, call, inputs)
     except ElementsMissing:
         return None
@@ -121,9 +142,9 @@ def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
     return None
 
 
-def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref]) -> Fed:
+def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequence[str]) -> Fed:
     ids = run.array(ref.record)
-    positions = next((run.array(inputs[n].record) for n in _POSITIONS if n in inputs), None)
+    positions = next((run.array(inputs[n].record) for n in places if n in inputs), None)
     seen = _cached(run, inputs)
     cached = any(name.split(".")[0] in _CACHES for name in inputs)
     if ids.ndim == 1:
@@ -246,12 +267,20 @@ def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked]) -> list[Ask
     """Rows of a flattened batch: one that starts at position 0 is new, another goes on with one that is as long."""
     free = list(open_)
     now: list[Asked] = []
-    for tokens, start, first in call.rows:
+    todo = list(call.rows)[::-1]
+    while todo:
+        tokens, start, first = todo.pop()
         found = next((a for a in free if first and len(a.tokens) == first), None)
         if found is None:
             found = Asked(())
             done.append(found)
         else:
+            # Requests keep their order: positions of two of them may follow on each other by chance.
+            after = next((len(a.tokens) for a in free[free.index(found) + 1 :]), None)
+            if after is not None and first is not None and first < after < first + len(tokens):
+                cut = after - first
+                todo.append((tokens[cut:], start + cut, after))
+                tokens = tokens[:cut]
             free.remove(found)
         had = len(found.tokens)
         found.tokens = (*found.tokens, *tokens)

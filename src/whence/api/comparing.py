@@ -15,6 +15,7 @@ from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
+from whence.api.ranked import Ranked
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -63,13 +64,21 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        aligned = align.align(Read(reference), Read(target), match=options.match, chart=options.chart)
+        own = Read(reference)
+        aligned = align.align(own, Read(target), match=options.match, chart=options.chart)
         left, right = Read(aligned.reference), Read(aligned.target)
+
+    def beside(run: Run) -> Read:
+        """A run of the reference's program in the form that the reference was brought to."""
+        if aligned.reference is own:
+            return Read(run)
+        return Read(align.align(Read(run), Read(target), match=options.match, chart=options.chart).reference)
+
     with _Timer(timing, "again"):
-        further = [Read(run) for run in again]
+        further = [beside(run) for run in again]
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
-        finer = Third(left, right, Read(third) if third is not None else None, tell=tell)
+        finer = Third(left, right, beside(third) if third is not None else None, tell=tell)
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
@@ -80,7 +89,7 @@ def compare_runs(
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
         judging = Judging(faces, tiles, options, repeated, otherwise, tell)
-        verdicts = judging.verdicts()
+        verdicts = Ranked(judging).explained(judging.verdicts())
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
