@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from whence.align import tensors
 from whence.align.derived import Derived
 from whence.align.plan import plan
 from whence.records import Run
@@ -21,9 +22,13 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run) -> Aligned:
-    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose."""
+def align(reference: Run, target: Run, inside: tensors.Inside | None = None) -> Aligned:
+    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
+
+    inside: computes tensors inside calls of the reference that no record holds; asked for those of the target left without a partner.
+    """
     found = plan(reference, target)
+    reference, target, found = tensors.face(reference, target, found, inside)
     return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
 
 

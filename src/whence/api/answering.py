@@ -22,7 +22,7 @@ class Answer:
 
     def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
         self.faces, self.judging, self._third = faces, judging, third
-        self._unread = unread(faces.reference)
+        self._unread = unread(faces.reference) | judging.tapped.covered
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
         """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""

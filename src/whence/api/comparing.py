@@ -14,6 +14,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
+from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -58,7 +59,8 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        aligned = align.align(Read(reference), Read(target))
+        shown = Read(reference)
+        aligned = align.align(shown, Read(target), inside(shown, options.allow) if options.replay else None)
         left, right = Read(aligned.reference), Read(aligned.target)
     with _Timer(timing, "again"):
         further = [Read(run) for run in again]
@@ -96,7 +98,9 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *faces.declaring.notes(),
+            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *plan.notes, *first.notes,
+            *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
