@@ -91,8 +91,12 @@ def fit(array: Array, wanted: Array) -> Fit | None:
                 best = found
             if best.close and best.node is node and isinstance(node, expressions.Name | expressions.Cut):
                 return best
-    if best is not None and not best.close and _same_elements(array, wanted):
-        best = min((best, *_halves(array, wanted)), key=lambda found: found.distance)
+    if best is None or best.close:
+        return best
+    for cut in _cuts(array.shape, wanted.shape):
+        part = expressions.Cut(source, cut) if cut else source
+        if _same_elements(part.apply({"x": [array]}), wanted):
+            best = min((best, *_halves(array, wanted, part)), key=lambda found: found.distance)
     return best
 
 
@@ -174,9 +178,9 @@ def _same_elements(array: Array, wanted: Array) -> bool:
     return distance(np.sort(wanted, axis=None), np.sort(array, axis=None)) <= _CLOSE / 2
 
 
-def _halves(array: Array, wanted: Array) -> Iterator[Fit]:
+def _halves(array: Array, wanted: Array, source: expressions.Node) -> Iterator[Fit]:
     """Heads whose halves lie interleaved on one side: "... (h i two) -> ... (h two i)" on the last axis, or the other way round."""
-    for node in orders(array.shape, wanted.shape):
+    for node in orders(source.shape({"x": [array.shape]}), wanted.shape, source):
         moved = node.apply({"x": [array]})
         last = moved.shape[-1] if moved.ndim else 1
         heads = dict.fromkeys(n for n in (*array.shape, *wanted.shape) if 2 < n < last and last % n == 0)

@@ -348,6 +348,7 @@ class _Matching:
     def __init__(self, facing: _Facing, taps: Sequence[Tap], places: Sequence[Place]) -> None:
         self.facing, self.taps, self.places = facing, taps, list(places)
         self.matched: dict[int, Match] = {}
+        self.behind: set[int] = set()  # taps whose place another tap has: its views and copies
         self._fits: dict[tuple[int, int], layout.Fit | None] = {}
         self._by_count: dict[int, list[Place]] = defaultdict(list)
         for place in places:
@@ -415,6 +416,8 @@ class _Matching:
 
     def repeats(self, tap: Tap) -> bool:
         """Are these the elements of a tensor that has a partner, seen once more?"""
+        if tap.call in self.behind:
+            return True
         mine = self.facing.record(False, tap.record)
         for match in self.matched.values():
             other = self.facing.record(False, match.tap.record)
@@ -465,8 +468,8 @@ class _Matching:
     def _as_siblings(self, tap: Tap, place: Place, fit: layout.Fit) -> layout.Fit:
         """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do not tell."""
         mine, theirs = self.facing.array(False, tap.record), self.facing.array(True, place.record)
-        orders = Counter(m.fit.node for m in self.matched.values() if m.sure and m.tap.family == tap.family)
-        for node, _ in orders.most_common():
+        orders = Counter(str(m.fit.node) for m in self.matched.values() if m.sure and m.tap.family == tap.family)
+        for node in (expressions.parse(order) for order, _ in orders.most_common()):
             try:
                 if mine is not None and theirs is not None and node.shape({"x": [mine.shape]}) == theirs.shape:
                     return layout.Fit(node, layout.distance(theirs, node.apply({"x": [mine]})))
@@ -504,6 +507,7 @@ class _Matching:
             for match in found:
                 if match is not keep:
                     del self.matched[match.tap.call]
+                    self.behind.add(match.tap.call)
 
     def _by_order(self, doubtful: dict[int, list[tuple[Place, layout.Fit]]]) -> None:
         """Between neighbours that resemble each other, the one that keeps the order of execution; if the certain ones are in order."""
