@@ -375,7 +375,7 @@ class Tapped:
         if best:
             words = Counter(said.partition(":")[0] for _, said in best.values()).most_common(1)[0][0]
             self.notes.append(
-                f"{len(best)} tensors are off as from {words}; a fault smaller than a fifth of that is not seen in them (--strict counts them)"
+                f"{len(best)} tensors are off as from {words}; a fault of a fifth of that is not seen in them (--strict counts them)"
             )
         return {record: f"as from {said}" for record, (_, said) in best.items()}
 
