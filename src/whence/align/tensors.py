@@ -142,7 +142,8 @@ class _Facing:
         self._first_inner = len(rich.records)
         self.arrays: dict[tuple[bool, int], Array | None] = {}
         self.notes: list[str] = []
-        self.repeated = 0
+        self._copies: set[int] = set()
+        self._known: dict[tuple[str, Family], list[tuple[Family, Numbers]]] = {}
         self._inner_records: list[Record] = []
 
     # ---- the answer
@@ -185,6 +186,7 @@ class _Facing:
             return []
         found = _Matching(self, taps, places)
         found.by_content()
+        found.as_before(self._known)
         found.by_name()
         left = [t for t in taps if t.call not in found.matched or found.strays(t)]
         if left and self._inside is not None:
@@ -200,12 +202,11 @@ class _Facing:
                 found.by_name()
         found.only_one_of_its_size()
         self._copies.update(t.call for t in taps if t.call not in found.matched and found.repeats(t))
+        for match in found.matched.values():
+            self._known.setdefault((match.tap.name, match.tap.family), match.place.roles)
         return list(found.matched.values())
 
-    _copies: set[int]
-
     def _taps(self, step: int) -> list[Tap]:
-        self._copies = getattr(self, "_copies", set())
         out = []
         for call in self.labels:
             for ref in call.slots("output") if call.step == step else ():
@@ -373,6 +374,18 @@ class _Matching:
                 doubtful[tap.call] = rivals
         self._one_each()
         self._by_order(doubtful)
+
+    def as_before(self, known: dict[tuple[str, Family], list[tuple[Family, Numbers]]]) -> None:
+        """What faced each other in an earlier step does so again."""
+        roles = {role: place for place in reversed(self.places) for role in place.roles}
+        for tap in self.taps:
+            place = next((roles[r] for r in known.get((tap.name, tap.family), ()) if r in roles), None)
+            old = self.matched.get(tap.call)
+            if place is None or (old is not None and (old.place is place or self._one_tensor([old.place, place]))):
+                continue
+            fit = self.fit(tap, place)
+            if fit is not None:
+                self.matched[tap.call] = Match(tap, place, fit, f"as in the step before; elements {fit.distance:.2g} apart", sure=fit.close)
 
     def by_name(self) -> None:
         """What the names of certain pairs have in common says which tensor the others of the same names face."""

@@ -29,11 +29,13 @@ def in_blocks(array: Array, *, width: int) -> Array:
     width = width or last
     if not last or last % width or array.dtype.kind in "iubc":
         return array
-    blocks = array.astype(np.float64).reshape(-1, width)
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / _TOP
-    codes = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0)
-    kept = scale.astype(np.float16).astype(np.float64) if width == 32 else scale
-    out: Array = (np.rint(codes) * kept).astype(array.dtype).reshape(array.shape)
+    # In float32, as the kernels do: which code a value near the middle of two gets hangs on the last bit.
+    blocks = array.astype(np.float32).reshape(-1, width)
+    most = np.abs(blocks).max(axis=1, keepdims=True)
+    times = np.divide(np.float32(_TOP), most, out=np.zeros_like(most), where=most > 0)
+    scale = most / np.float32(_TOP)
+    kept = scale.astype(np.float16) if width == 32 else scale
+    out: Array = (np.rint(blocks * times).astype(np.float64) * kept.astype(np.float64)).astype(array.dtype).reshape(array.shape)
     return out
 
 
@@ -45,14 +47,27 @@ def by_row(output: Array, right: Array) -> F64:
     return np.where(np.isfinite(found), found, np.inf)
 
 
+def typical(errors: F64) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(errors**2)))
+
+
 def gain(before: F64, after: F64) -> float:
-    """By how much errors by row fall, root mean square; 0 where one row stays further off than all were before.
+    """By how much errors by row fall, root mean square; 0 where one row stays several times further off than rows were before.
 
     Rows count alike: one of giant activations does not stand for the others. A fault in one row is none that coarser codes explain.
     """
     if not after.size or not np.isfinite(after).all():
         return 0.0
-    typical, left = (float(np.sqrt(np.mean(e**2))) for e in (before, after))
-    if float(after.max()) > typical:
+    usual, left = typical(before), typical(after)
+    if float(after.max()) > _OUTLYING * usual:
         return 0.0
-    return typical / left if left else np.inf
+    found = usual / left if left else np.inf
+    return found if float(after.max()) <= usual else min(found, EXPLAINED / 2)
+
+
+EXPLAINED = 5.0
+"""From a larger gain on, coarser codes are what the target has: what is left is small beside them."""
+MOSTLY = 1.4
+"""From this gain on, more than half of the squared error is theirs: along many products, codes part at the last bit."""
+_OUTLYING = 3.0
