@@ -112,7 +112,7 @@ def face(reference: Run, target: Run, plan: Plan, inside: Inside | None = None) 
     if labels[0] and modules[1] and not modules[0]:
         turned = _Facing(target, reference, _turned(plan), labels[0], None)
         target, reference, plan = turned.done()
-        return reference, target, _turned(plan)
+        return reference, target, _one_each(_turned(plan))
     return reference, target, plan
 
 
@@ -129,6 +129,22 @@ def _turned(plan: Plan) -> Plan:
     return msgspec.structs.replace(
         plan, pairs=pairs, unmatched_reference=plan.unmatched_target, unmatched_target=plan.unmatched_reference, ambiguous=(),
     )  # fmt: skip
+
+
+def _one_each(plan: Plan) -> Plan:
+    """With one call of the target for each label: the innermost that left its tensor, which comes last in order of execution."""
+    kept: dict[int, CallPair] = {}
+    dropped: list[int] = []
+    for pair in plan.pairs:
+        own = tuple(s for s in pair.slots if s.target_slot.startswith(("output", "mutated")))[:1]
+        old = kept.get(pair.reference)
+        if old is not None:
+            dropped.append(old.target)
+        kept[pair.reference] = msgspec.structs.replace(pair, slots=own or pair.slots[:1], only_reference=(), only_target=())
+    taken = {p.target for p in kept.values()}
+    left = sorted({*plan.unmatched_target, *(d for d in dropped if d not in taken)})
+    pairs = tuple(sorted(kept.values(), key=lambda p: p.reference))
+    return msgspec.structs.replace(plan, pairs=pairs, unmatched_target=tuple(left))
 
 
 class _Facing:

@@ -22,7 +22,7 @@ class Answer:
 
     def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
         self.faces, self.judging, self._third = faces, judging, third
-        self._unread = unread(faces.reference) | judging.tapped.covered
+        self._unread = unread(faces.reference)
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
         """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
@@ -73,7 +73,8 @@ class Answer:
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
-        refs = (*call.slots("output"), *call.slots("mutated"))
+        covered = self.judging.tapped.covered  # made on the way to what was compared
+        refs = [r for r in (*call.slots("output"), *call.slots("mutated")) if r.slot in slots or r.record not in covered]
         there = [ref for ref in refs if ref.slot in slots or ref.record not in self._unread]
         for ref in there or refs:
             slot = slots.get(ref.slot)

@@ -60,6 +60,7 @@ class Judging:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         verdicts = self.tapped.verdicts()
         self.inside |= self.tapped.inside()
+        self.not_replayed |= self.tapped.not_replayed
         paired = [
             (region, self.faces.pair_of[region.call])
             for region in self.regions

@@ -114,10 +114,12 @@ class Tapped:
 
     def __init__(self, faces: Faces, tiles: Sequence[Region], replayer: Replayer | None) -> None:
         self.faces, self._replayer = faces, replayer
-        self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == RULE}
-        self.calls = frozenset(self.pairs)
+        self.labels = {p.reference: i for i, p in enumerate(faces.plan.pairs) if faces.calls[p.reference].kind == "label"}
+        self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == RULE and p.reference not in self.labels}
+        self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()
+        self.not_replayed: set[int] = set()
         self.notes: list[str] = []
         self._slots: dict[int, tuple[int, SlotPair]] = {}
         self._wide: dict[int, Array] = {}
@@ -153,8 +155,9 @@ class Tapped:
 
     def verdicts(self) -> dict[Tile, Verdict]:
         """A verdict for every region that made a tensor the target shows."""
+        out = self._of_labels()
         if not self.pairs:
-            return {}
+            return out
         figures, why = self._figures() if self._replayer is not None else ({}, "replay is switched off")
         made = sorted((r for r in self._slots if r in self._maker), key=lambda r: self._order[self._maker[r]])
         upstream = {record: self._upstream(record) for record in made}
@@ -167,7 +170,6 @@ class Tapped:
         for record in sorted(flagged, key=lambda r: self._order[self._maker[r]]):
             units[upstream[record].seen].append(record)
         shared = self._shared(upstream.values())
-        out: dict[Tile, Verdict] = {}
         replayed: set[Tile] = set()
         for record, up in upstream.items():
             tile = self._maker[record]
@@ -175,6 +177,8 @@ class Tapped:
             if record in figures:
                 replayed |= up.behind
             verdict = self._verdict(index, slot, record, up, figures, why)
+            if record not in figures and verdict.verdict != "identical":
+                self.not_replayed.add(tile[0])
             if record in coarse:
                 verdict = coarse[record].verdict(verdict)
             if record in flagged:
@@ -196,6 +200,26 @@ class Tapped:
         self._note(figures)
         return out
 
+    def _of_labels(self) -> dict[Tile, Verdict]:
+        """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
+        out: dict[Tile, Verdict] = {}
+        before: dict[int, list[judge.Error]] = defaultdict(list)
+        for call, index in sorted(self.labels.items(), key=lambda item: self.faces.calls[item[0]].order):
+            step = self.faces.calls[call].step
+            slots = self.faces.plan.pairs[index].slots
+            # Statistics and lone elements of tensors that need not be computed from each other say nothing.
+            errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]
+            u = max((e.u for e in errors), default=0.0)
+            growth = judge.grow(before[step], errors, u)
+            verdict = judge.judge_region(index, -1, growth, note="the reference is made of named arrays, which have no programs")
+            if not before[step] and verdict.verdict == "introduced":
+                said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
+                verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
+            out[call, -1] = verdict
+            self.not_replayed.add(call)
+            before[step] += errors
+        return out
+
     def _whole(self, replayed: set[Tile]) -> set[int]:
         """The calls of which everything that made something was replayed, and something was."""
         made: dict[int, list[bool]] = defaultdict(list)
@@ -207,7 +231,7 @@ class Tapped:
 
     def inside(self) -> dict[int, int]:
         """By paired call, how many calls without a partner ran as part of it, on the way to a tensor that was compared."""
-        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran) for call in self.calls}
+        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran) for call in self.pairs}
         return {call: count for call, count in counts.items() if count}
 
     def _verdict(
@@ -344,7 +368,7 @@ class Tapped:
         target = self.faces.target
         if figures and not any(r.slot.startswith("param") for c in target.calls for r in c.refs):
             self.notes.append("the target shows no parameters: the reference's were used")
-        roots = [c for c in self.faces.calls if c.parent == -1 and c.id in {self._path(call)[0] for call in self.calls}]
+        roots = [c for c in self.faces.calls if c.parent == -1 and c.id in {self._path(call)[0] for call in self.pairs}]
         unseen = (r for c in roots for r in c.slots("input") if r.record not in self._slots and r.record not in self.faces.made)
         hidden = dict.fromkeys(align.starred(r.slot) if r.slot.count(".") > 1 else r.slot for r in unseen)
         if figures and hidden:
@@ -375,7 +399,7 @@ class Tapped:
 
     def _roots(self) -> list[Call]:
         """The outermost calls with tensors that the target shows, in order of execution."""
-        roots = dict.fromkeys(self._path(call)[0] for call in self.calls)
+        roots = dict.fromkeys(self._path(call)[0] for call in self.pairs)
         return sorted((self.faces.calls[root] for root in roots), key=lambda c: c.order)
 
     def _coarse(self, beyond: Set[int]) -> dict[int, _Coarse]:
