@@ -54,6 +54,34 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
+class Joined(msgspec.Struct, frozen=True, array_like=True):
+    """A call of a root put together from several, or cut from one. pieces: (step, row, first token, tokens) of each in its own run.
+
+    side: "reference" or "target". root, step, micro: of the call it became.
+    """
+
+    side: str
+    root: str
+    step: int
+    micro: int
+    pieces: tuple[tuple[int, int, int, int], ...]
+
+
+class Parted(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence of which only the first `tokens` face each other. reference, target: what comes next there, None at its end.
+
+    root, step, micro: of the call of the aligned reference.
+    """
+
+    root: str
+    step: int
+    micro: int
+    tokens: int
+    of: int
+    reference: int | None
+    target: int | None
+
+
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor of a call faces one of another. dims: how the target's reaches the reference's axes, "" when it already does."""
 
@@ -64,8 +92,15 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dims: str = ""
 
 
+TENSOR_RULE = "tensor"
+"""The rule of pairs that were made because tensors face each other, one of which has no call (`align.tensors`)."""
+
+
 class CallPair(msgspec.Struct, frozen=True):
-    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name")."""
+    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name").
+
+    also: further calls of the target that it faces, put together, or that are part of it and have no partner of their own.
+    """
 
     reference: int
     target: int
@@ -74,13 +109,15 @@ class CallPair(msgspec.Struct, frozen=True):
     slots: tuple[SlotPair, ...] = ()
     only_reference: tuple[str, ...] = ()
     only_target: tuple[str, ...] = ()
+    also: tuple[int, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who faces whom. Unmatched and ambiguous calls are listed, never dropped.
 
     Calls and records are those of the aligned runs: where calls were joined or tensors made (`made_reference`, `made_target`), ids
-    are not those of the run on disk. notes: what was joined, cut or left out, in sentences.
+    are not those of the run on disk. notes: what was joined, cut or left out, in sentences; joined: of what each
+    such root call consists; parted: sequences that do not face each other to their ends.
     """
 
     pairs: tuple[CallPair, ...]
@@ -88,6 +125,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     unmatched_target: tuple[int, ...] = ()
     ambiguous: tuple[tuple[int, tuple[int, ...]], ...] = ()
     notes: tuple[str, ...] = ()
+    joined: tuple[Joined, ...] = ()
+    parted: tuple[Parted, ...] = ()
     made_reference: tuple[Made, ...] = ()
     made_target: tuple[Made, ...] = ()
 

@@ -242,4 +242,17 @@ def test_arrays_that_resemble_nothing_are_undecided_and_said(case):
     result = whence.compare(path, {"a": np.ones(7, np.float32), "b": np.ones((2, TOKENS, DIM), np.float32)})
     assert result.status == "undecided"
     assert result.coverage.paired == 0
-    assert any("no tensor of the labels resembles" in n for n in result.notes)
+    assert any("no tensor of the labels resembles" in n for n in result.plan.notes)
+
+
+def test_a_map_says_which_label_a_module_faces(case, tmp_path):
+    path, w, ids = case
+    taps = {n: a for n, a in port(w, ids).items() if n in ("h0", "h1", "h3", "logits")}
+    taps["other"] = np.ascontiguousarray(port(w, ids)["h2"].transpose(1, 0, 2)) * np.float32(3)  # not to be known by its elements
+    chart = tmp_path / "map.yaml"
+    chart.write_text("pairs:\n- {reference: layers.1, target: other}\n")
+    result = whence.compare(path, taps, mapping=chart)
+    row = next(r for r in result.rows if (r.name, r.reference_slot) == ("layers.1", "output.0"))
+    assert row.target_shape == row.reference_shape
+    assert row.measured.values["rel_l2"] == pytest.approx(2, abs=1e-4)
+    assert result.findings[0].name == "layers.1"

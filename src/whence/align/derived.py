@@ -32,7 +32,7 @@ class Derived:
         self.path, self.info, self.ended = base.path, base.info, base.ended
         self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
         self.calls: Sequence[Call] = base.calls if calls is None else calls
-        self.records: Sequence[Record] = _Behind(base.records, records)
+        self.records: Sequence[Record] = Behind(base.records, records)
         self._first = len(base.records)
         self._held: OrderedDict[int, Array] = OrderedDict()
         self._held_bytes = 0
@@ -132,7 +132,7 @@ def _made_of(run: Run, record: int) -> Made | None:
     return None
 
 
-class _Behind(Sequence[Record]):
+class Behind(Sequence[Record]):
     """A run's records, and made ones behind them."""
 
     def __init__(self, own: Sequence[Record], made: Sequence[Record]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import tensors
+from whence.align import batches, mapping, padding, tensors
 from whence.align.derived import Derived
+from whence.align.mapping import Map
 from whence.align.plan import plan
 from whence.records import Run
 from whence.results import Made, Plan
@@ -22,14 +24,28 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run, inside: tensors.Inside | None = None) -> Aligned:
+def align(reference: Run, target: Run, *, chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    inside: computes tensors inside calls of the reference that no record holds; asked for those of the target left without a partner.
+    chart: what the user says of it. Raises UsageError where that does not fit. inside: computes tensors inside calls of the reference
+    that no record holds; asked for those of the target left without a partner.
     """
+    said: list[str] = []
+    if chart is not None:
+        reference, target, named, said = mapping.prepared(reference, target, chart)
+    reference, target = padding.dense(reference, target), padding.dense(target, reference)
+    faced = batches.facing(reference, target)
+    reference, target = faced.reference, faced.target
     found = plan(reference, target)
+    if chart is not None:
+        target, found = mapping.applied(reference, target, found, chart, named)
     reference, target, found = tensors.face(reference, target, found, inside)
-    return Aligned(reference, target, msgspec.structs.replace(found, made_reference=made_of(reference), made_target=made_of(target)))
+    found = msgspec.structs.replace(
+        found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        made_reference=made_of(reference), made_target=made_of(target),
+    )  # fmt: skip
+    target, found = padding.filled(reference, target, found)
+    return Aligned(reference, target, found)
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

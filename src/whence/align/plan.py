@@ -23,6 +23,11 @@ def selected(calls: Iterable[Call]) -> list[Call]:
     return [c for c in calls if NOT_SELECTED not in c.notes]
 
 
+def same_step(one: Call, other: Call) -> bool:
+    """Do two calls belong to one call of a root?"""
+    return (one.rank, one.root, one.step, one.micro) == (other.rank, other.root, other.step, other.micro)
+
+
 def plan(reference: Run, target: Run) -> Plan:
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched, ambiguous."""
     left, right = selected(reference.calls), selected(target.calls)
@@ -36,11 +41,11 @@ def plan(reference: Run, target: Run) -> Plan:
             rest.append(call)
             continue
         taken.add(other.id)
-        pairs.append(_pair(call, other, "exact key", reference, target))
+        pairs.append(pair_of(call, other, "exact key", reference, target))
     unpaired = [c for c in right if c.id not in taken]
     ambiguous: list[tuple[int, tuple[int, ...]]] = []
     if rest and unpaired:
-        roots = _match_roots(left, right)
+        roots = match_roots(left, right)
         table: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
         for call in unpaired:
             table[_normal_key(call, {})].append(call)
@@ -52,7 +57,7 @@ def plan(reference: Run, target: Run) -> Plan:
             matched, doubtful, alone = _within(mine, table.get(key, []))
             for a, b in matched:
                 taken.add(b.id)
-                pairs.append(_pair(a, b, "normalised name", reference, target))
+                pairs.append(pair_of(a, b, "normalised name", reference, target))
             ambiguous += [(a.id, tuple(b.id for b in others)) for a, others in doubtful]
             still += alone
         doubtful_left = {a for a, _ in ambiguous}
@@ -78,7 +83,7 @@ def _normal_key(call: Call, roots: dict[str, str]) -> tuple[Any, ...]:
     )
 
 
-def _match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
+def match_roots(left: Sequence[Call], right: Sequence[Call]) -> dict[str, str]:
     """Root names of the reference -> root names of the target they stand for."""
     names_left = dict.fromkeys(c.root for c in left)
     names_right = dict.fromkeys(c.root for c in right)
@@ -120,7 +125,7 @@ def _within(mine: Sequence[Call], others: Sequence[Call]) -> tuple[list[tuple[Ca
     return pairs, [(c, free) for c in left], []
 
 
-def _pair(call: Call, other: Call, rule: str, reference: Run, target: Run) -> CallPair:
+def pair_of(call: Call, other: Call, rule: str, reference: Run, target: Run) -> CallPair:
     """Pair the tensors of two calls: by slot, then what is left of the same kind by order where the shapes agree."""
     theirs = {r.slot: r for r in other.refs}
     slots: list[SlotPair] = []

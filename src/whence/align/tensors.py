@@ -19,13 +19,12 @@ import numpy as np
 from whence import _kernels, dtypes
 from whence.align import expressions, layout
 from whence.align.derived import Derived, Making, text
+from whence.align.mapping import RULE as MAPPED
+from whence.align.plan import selected
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, Sketch, Statistics
-from whence.results import CallPair, Made, Plan, SlotPair
-
-RULE = "tensor"
-"""Pairs of calls made here, because tensors of theirs face each other, have this rule."""
+from whence.results import TENSOR_RULE, CallPair, Made, Plan, SlotPair
 
 _FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
 _LOOKED_AT = 16  # candidates of one tensor whose elements are read
@@ -99,16 +98,16 @@ class Recomputed(Derived):
         return view
 
 
-def face(reference: Run, target: Run, plan: Plan, inside: Inside | None = None) -> tuple[Run, Run, Plan]:
+def face(reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None) -> tuple[Run, Run, Plan]:
     """Pair the tensors of labels with those of calls, where one run has labels that the other run's calls do not face.
 
     inside: computes what only programs of the reference hold; asked last, for what is left. Returns the runs with the tensors made,
     and the plan: calls whose tensors have partners, the others unmatched, as before. Reads elements of few candidates each.
     """
-    labels = [[c for c in run.calls if c.kind != "module"] for run in (reference, target)]
+    labels = [[c for c in selected(run.calls) if c.kind != "module"] for run in (reference, target)]
     modules = [any(c.kind == "module" for c in run.calls) for run in (reference, target)]
     if labels[1] and modules[0] and not modules[1]:
-        return _Facing(reference, target, plan, labels[1], inside).done()
+        return _Facing(reference, target, plan, labels[1], inside(reference) if inside is not None else None).done()
     if labels[0] and modules[1] and not modules[0]:
         turned = _Facing(target, reference, _turned(plan), labels[0], None)
         target, reference, plan = turned.done()
@@ -159,18 +158,21 @@ class _Facing:
         self.arrays: dict[tuple[bool, int], Array | None] = {}
         self.notes: list[str] = []
         self._copies: set[int] = set()
+        self.said: dict[int, tuple[int, str, SlotPair]] = {}
         self._known: dict[tuple[str, Family], list[tuple[Family, Numbers]]] = {}
         self._inner_records: list[Record] = []
 
     # ---- the answer
 
     def done(self) -> tuple[Run, Run, Plan]:
+        """The runs with what was made, and the plan."""
+        self._as_said()
         matches: list[Match] = []
         for step in sorted({c.step for c in self.labels}):
             matches += self._step(step)
         rich = self._with_inner(matches)
         pairs = self._pairs(matches, rich)
-        faced = {m.tap.call for m in matches}
+        faced = {*(m.tap.call for m in matches), *(label for label, _, _ in self.said.values())}
         left = tuple(c.id for c in self.labels if c.id not in faced and c.id not in self._copies)
         there = {p.reference for p in pairs}
         if self._copies:
@@ -188,16 +190,36 @@ class _Facing:
             self.notes.append(self._nearest(left))
         plan = Plan(
             tuple(pairs),
-            tuple(c.id for c in self.rich.calls if c.kind == "module" and c.id not in there and "not selected" not in c.notes),
+            tuple(c.id for c in selected(self.rich.calls) if c.kind == "module" and c.id not in there),
             left, (), (*self.plan.notes, *self.notes),
         )  # fmt: skip
         return rich, self.making.done(), plan
 
+    def _as_said(self) -> None:
+        """What the user's map pairs: by record, (label, evidence, the pair of tensors)."""
+        for pair in self.plan.pairs:
+            if pair.rule == MAPPED:
+                for slot in pair.slots:
+                    self.said.setdefault(slot.reference_record, (pair.target, f"{MAPPED}, {pair.evidence}", self._in_axes(slot)))
+
+    def _in_axes(self, slot: SlotPair) -> SlotPair:
+        """A pair of the user's, in the order of axes in which it is closest where the map says none."""
+        shapes = [self.rich.records[slot.reference_record].shape, self.taps.records[slot.target_record].shape]
+        arrays = [self.array(True, slot.reference_record), self.array(False, slot.target_record)]
+        if slot.dims or shapes[0] == shapes[1] or arrays[0] is None or arrays[1] is None:
+            return slot
+        found = layout.fit(arrays[1], arrays[0])
+        if found is None:
+            return slot
+        made = self.making.add(found.node, {"x": [slot.target_record]}, "its elements")
+        return msgspec.structs.replace(slot, target_record=made, dims=str(found.node))
+
     # ---- who faces whom, within one step
 
     def _step(self, step: int) -> list[Match]:
-        taps = self._taps(step)
-        places = self._places(step)
+        taken = {label for label, _, _ in self.said.values()}
+        taps = [t for t in self._taps(step) if t.call not in taken]
+        places = [p for p in self._places(step) if p.record not in self.said]
         if not places:
             return []
         found = _Matching(self, taps, places)
@@ -234,7 +256,7 @@ class _Facing:
 
     def _places(self, step: int) -> list[Place]:
         places: dict[int, Place] = {}
-        for call in sorted(self.rich.calls, key=lambda c: c.order):
+        for call in sorted(selected(self.rich.calls), key=lambda c: c.order):
             if call.step != step or call.kind != "module" or call.phase != "forward":
                 continue
             name, numbers = _split(call.scope)
@@ -300,13 +322,13 @@ class _Facing:
 
     def _pairs(self, matches: Sequence[Match], rich: Run) -> list[CallPair]:
         """Every call that left a tensor with a partner faces the label of that one; all its tensors with partners are its slots."""
-        faced: dict[int, tuple[Match, SlotPair]] = {}
+        faced = dict(self.said)
         for match in matches:
             record = self.making.add(match.fit.node, {"x": [match.tap.record]}, match.why)
             dims = text(self.making.done(), record) if record >= len(self.taps.records) else ""
-            faced.setdefault(match.place.record, (match, SlotPair("", "output.0", match.place.record, record, dims)))
+            faced.setdefault(match.place.record, (match.tap.call, match.why, SlotPair("", "output.0", match.place.record, record, dims)))
         slots: dict[int, list[SlotPair]] = defaultdict(list)
-        chief: dict[int, Match] = {}
+        chief: dict[int, tuple[int, str, SlotPair]] = {}
         between = self._made_between(faced)
         for call in self.rich.calls:
             if call.kind != "module":
@@ -317,15 +339,15 @@ class _Facing:
                 continue
             given = [r for r in call.refs if r.record in faced and r.slot.startswith("input")]
             for ref in (*given, *left):
-                slots[call.id].append(msgspec.structs.replace(faced[ref.record][1], reference_slot=ref.slot))
-            slots[call.id] += [msgspec.structs.replace(faced[record][1], reference_slot=slot) for slot, record in own]
-            chief[call.id] = faced[left[0].record if left else own[0][1]][0]
+                slots[call.id].append(msgspec.structs.replace(faced[ref.record][2], reference_slot=ref.slot))
+            slots[call.id] += [msgspec.structs.replace(faced[record][2], reference_slot=slot) for slot, record in own]
+            chief[call.id] = faced[left[0].record if left else own[0][1]]
         pairs = []
         for call_id, found in slots.items():
-            call, match = self.rich.calls[call_id], chief[call_id]
+            call, (label, why, _) = self.rich.calls[call_id], chief[call_id]
             there = {s.reference_slot for s in found}
             only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
-            pairs.append(CallPair(call_id, match.tap.call, RULE, match.why, tuple(found), only, ()))
+            pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(found), only, ()))
         return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
 
     def _made_between(self, faced: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
@@ -436,7 +458,8 @@ class _Matching:
         for tap in left:
             size = self.facing.record(False, tap.record).count
             open_ = [p for p in self._by_count.get(size, ()) if p.record not in taken and p.made]
-            same = [p for p in open_ if any(_last(tap.name) in (f[1].partition(".")[2], _last(f[0])) for f, _ in p.roles)]
+            exact = [p for p in open_ if any((f[0], n) == _split(tap.name) and f[1].startswith("output") for f, n in p.roles)]
+            same = exact or [p for p in open_ if any(_last(tap.name) in (f[1].partition(".")[2], _last(f[0])) for f, _ in p.roles)]
             alone = same if len(same) == 1 else open_ if len(open_) == 1 and count[size] == 1 and size > 1 else []
             if alone and (fit := self.fit(tap, alone[0])) is not None:
                 why = "of the same name" if alone is same else "the only tensor of its size on either side"

@@ -13,8 +13,11 @@ from whence.api.faces import Faces
 from whence.api.judging import Judging
 from whence.api.third import Third
 from whence.api.unread import unread
+from whence.dtypes import Array
 from whence.records import Call
 from whence.results import Coverage, Finding, Row, SlotPair, Verdict, severity
+
+_CLEARLY = 0.1  # of the largest error of any token
 
 
 class Answer:
@@ -75,7 +78,7 @@ class Answer:
         slots = self.faces.slots[index]
         covered = self.judging.tapped.covered  # made on the way to what was compared
         refs = [r for r in (*call.slots("output"), *call.slots("mutated")) if r.slot in slots or r.record not in covered]
-        there = [ref for ref in refs if ref.slot in slots or ref.record not in self._unread]
+        there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
         for ref in there or refs:
             slot = slots.get(ref.slot)
             if slot is None or self.faces.error(slot).value is None:
@@ -84,6 +87,13 @@ class Answer:
                     continue
                 return False
         return True
+
+    def _was_joined(self, call: Call, slot: str) -> bool:
+        """A cache that only one run has: what it held went on into later calls, which are joined with this one."""
+        index = self.faces.pair_of[call.id]
+        other = self.faces.target.calls[self.faces.plan.pairs[index].target]
+        cache = align.is_cache(slot) or slot.startswith("mutated")
+        return cache and any(align.is_gathered(c) for c in (call, other))
 
     def evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
         kinds = {v.evidence for v in verdicts}
@@ -137,12 +147,32 @@ class Answer:
         at = measured.max_abs_index
         if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
             return finding
+        since = self._since(finding, arrays)
         numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
         return _but_finding(
             finding, slot=self._slot_name(finding, slot), worst_index=at, worst_reference=_number(arrays[0][at]),
             worst_target=_number(arrays[1][at]),
-            numbers={**finding.numbers, **numbers},
+            numbers={**finding.numbers, **numbers}, sentence=finding.sentence + since,
         )  # fmt: skip
+
+    def _since(self, finding: Finding, arrays: tuple[Array, Array]) -> str:
+        """Where the calls of several steps were joined: from which token and step on they part."""
+        pair = self.faces.plan.pairs[finding.pair]
+        sides = {"reference": self.faces.calls[pair.reference], "target": self.faces.target.calls[pair.target]}
+        for joined in self.faces.plan.joined:
+            call = sides[joined.side]
+            total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim
+            # Features are last, unless there is one number for each token.
+            axis = next((k for k in range(max(dims - 1, 1 + (dims < 3))) if k < dims and arrays[0].shape[k] == total), None)
+            if (joined.root, joined.step, joined.micro) != (call.root, call.step, call.micro) or len(joined.pieces) < 2 or axis is None:
+                continue
+            error = np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64))
+            by_token = error.max(axis=tuple(k for k in range(dims) if k != axis))
+            token = int(np.argmax(by_token > _CLEARLY * by_token.max()))
+            ends = np.cumsum([tokens for *_, tokens in joined.pieces])
+            step = joined.pieces[int(np.searchsorted(ends, token, side="right"))][0]
+            return f"; from token {token} on, step {step} of the {joined.side}"
+        return ""
 
     def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
         """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""

@@ -89,10 +89,15 @@ class Chain:
         return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))] if made else []
 
     def _noisy(self, array: Array) -> Array:
-        kind = dtypes.of(array)
-        if self._noise is None or not kind.is_floating or kind.kind == "complex":
-            return array
-        u = judge.unit_roundoff(self.working if self.working != "recorded" else kind.name)
-        xi: npt.NDArray[np.float64] = self._noise.uniform(-1.0, 1.0, array.shape)
-        noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
-        return noisy
+        return array if self._noise is None else perturbed(array, self.working, self._noise)
+
+
+def perturbed(array: Array, working: str, noise: Noise) -> Array:
+    """Every element off by up to one unit roundoff of the working dtype ("recorded" for the array's own), drawn at random."""
+    kind = dtypes.of(array)
+    if not kind.is_floating or kind.kind == "complex":
+        return array
+    u = judge.unit_roundoff(working if working != "recorded" else kind.name)
+    xi: npt.NDArray[np.float64] = noise.uniform(-1.0, 1.0, array.shape)
+    noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
+    return noisy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
+from whence.api.otherwise import Otherwise
 from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.judge.policy import Policy
@@ -28,8 +30,9 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. policy: declared differences. sample: "all" replays every call, "auto" a few steps of many and what stands out.
-    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called with (done, of, what).
+    replayed. policy: declared differences. chart: who faces whom, as the user says. sample: "all" replays every call,
+    "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
+    progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
     """
 
@@ -44,6 +47,7 @@ class CompareOptions:
     sample: str = "auto"
     budget: float | None = None
     policy: Policy | None = None
+    chart: align.Map | None = None
     model: Models | None = None
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
@@ -59,8 +63,8 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
-        shown = Read(reference)
-        aligned = align.align(shown, Read(target), inside(shown, options.allow) if options.replay else None)
+        within = functools.partial(inside, allow=options.allow) if options.replay else None
+        aligned = align.align(Read(reference), Read(target), chart=options.chart, inside=within)
         left, right = Read(aligned.reference), Read(aligned.target)
     with _Timer(timing, "again"):
         further = [Read(run) for run in again]
@@ -70,16 +74,18 @@ def compare_runs(
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
-    first = FirstThings(faces)
+    otherwise = Otherwise(faces)
+    first = FirstThings(faces, otherwise)
     inputs_differ = first.sentences()
     with _Timer(timing, "judge"):
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
-        judging = Judging(faces, tiles, options, repeated, tell)
+        judging = Judging(faces, tiles, options, repeated, otherwise, tell)
         verdicts = judging.verdicts()
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
+        verdicts = otherwise.judged(verdicts)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
@@ -99,7 +105,7 @@ def compare_runs(
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
             *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
-            *plan.notes, *first.notes,
+            *first.notes, *otherwise.notes(),
             *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable
 
-from whence import judge
+import numpy as np
+import numpy.typing as npt
+
+from whence import align, judge
 from whence.api.faces import Faces
+from whence.api.otherwise import Otherwise
 from whence.dtypes import Array
 from whence.records import Call
-from whence.results import CallPair, SlotPair
+from whence.results import CallPair, Parted, SlotPair
 
 
 class FirstThings:
     """Root inputs that differ. notes: what explains some of them."""
 
-    def __init__(self, faces: Faces) -> None:
-        self.faces = faces
+    def __init__(self, faces: Faces, otherwise: Otherwise) -> None:
+        self.faces, self._otherwise = faces, otherwise
         self.notes: list[str] = []
 
     def sentences(self) -> list[str]:
@@ -36,6 +40,8 @@ class FirstThings:
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
                     continue
+                if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(call, slot):
+                    continue
                 sentence = self._input_sentence(call, slot)
                 why = self._token_flip(pair, slot) if call.step > 0 else ""
                 if why:
@@ -43,7 +49,28 @@ class FirstThings:
                     self.notes.append(why)
                 else:
                     sentences.append(sentence)
-        return sentences
+        return sentences + [said for parted in self.faces.plan.parted if (said := self._parted(parted))]
+
+    def _parted(self, parted: Parted) -> str:
+        """A sequence that goes another way, in a sentence; "" where the scores before were a near tie, which is noted."""
+        where = f"{parted.root} step {parted.step}" + (f" row {parted.micro}" if parted.micro else "")
+        if parted.reference is None or parted.target is None:
+            return f"{where}: {parted.tokens} of {parted.of} tokens of the reference are in the target"
+        tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
+        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
+            call = self.faces.calls[pair.reference]
+            if (call.parent, call.root, call.step, call.micro) != (-1, parted.root, parted.step, parted.micro):
+                continue
+            tie = _tie(
+                parted.reference, parted.target, (self.faces.arrays(s) for s in slots.values() if s.reference_slot.startswith("output"))
+            )
+            if tie:
+                gap, noise = tie
+                self.notes.append(
+                    f"{where}: {tokens}; the scores part them by {gap:.3g}, within their own difference {noise:.3g}: inherited"
+                )
+                return ""
+        return f"{where}: {tokens}; compared up to there"
 
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
         name = slot.reference_slot.removeprefix("input.")
@@ -83,6 +110,25 @@ class FirstThings:
         return (other.parent, other.root, other.step, other.rank) == (-1, call.root, call.step - 1, call.rank)
 
 
+def _tie(token: int, other: int, outputs: Iterable[tuple[Array, Array] | None]) -> tuple[float, float] | None:
+    """(gap, noise) when both tokens are the best of their run's last scores, and nearly tied in the reference's."""
+    for scores in outputs:
+        if scores is None or scores[0].ndim < 2 or scores[0].dtype.kind in "iub" or scores[0].shape != scores[1].shape:
+            continue
+        x, y = (s.reshape(-1, s.shape[-1])[-1].astype(np.float64) for s in scores)
+        found = _near(x, y, token, other)
+        if found:
+            return found
+    return None
+
+
+def _near(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, other: int) -> tuple[float, float] | None:
+    if not (0 <= token < x.size and 0 <= other < x.size) or int(x.argmax()) != token or int(y.argmax()) != other:
+        return None
+    gap, noise = float(x[token] - x[other]), float(np.abs(x - y).max())
+    return (gap, noise) if gap <= 2 * noise else None
+
+
 def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[int, int, float, float] | None:
     """(token, other token, gap, noise) of the first differing token, when every difference is the argmax of near-tied scores."""
     differ = np.argwhere(tokens[0] != tokens[1])
@@ -94,10 +140,8 @@ def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[in
             return None
         x, y = a[row, -1], b[row, -1]
         i, j = int(tokens[0][tuple(at)]), int(tokens[1][tuple(at)])
-        if not (0 <= i < x.size and 0 <= j < x.size) or int(x.argmax()) != i or int(y.argmax()) != j:
+        near = _near(x, y, i, j)
+        if near is None:
             return None
-        gap, noise = float(x[i] - x[j]), float(np.abs(x - y).max())
-        if gap > 2 * noise:
-            return None
-        first = first or (i, j, gap, noise)
+        first = first or (i, j, *near)
     return first

@@ -13,6 +13,7 @@ from whence import align, judge
 from whence.api.again import Again
 from whence.api.declaring import Replaying, Semantics
 from whence.api.faces import Faces
+from whence.api.otherwise import Otherwise
 from whence.api.parameters import Parameters
 from whence.api.replaying import Replayed, Replayer
 from whence.api.sampling import Sampling
@@ -33,9 +34,10 @@ class Judging:
     """
 
     def __init__(
-        self, faces: Faces, regions: Sequence[Region], options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]
-    ) -> None:
-        self.faces, self.regions, self._tell = faces, regions, tell
+        self, faces: Faces, regions: Sequence[Region], options: CompareOptions, again: Again, otherwise: Otherwise,
+        tell: Callable[[int, int, str], None],
+    ) -> None:  # fmt: skip
+        self.faces, self.regions, self._otherwise, self._tell = faces, regions, otherwise, tell
         self.parameters = Parameters(faces)
         self.first: dict[int, int] = {}
         self.locals: dict[int, dict[str, judge.Local]] = {}
@@ -292,9 +294,10 @@ class Judging:
             handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
             # The reference handed this tensor on untouched; the target may have done something to it.
-            if not handed_on or (
+            changed = (
                 seen != slot.target_record and self.faces.target.records[seen].hash != self.faces.target.records[slot.target_record].hash
-            ):
+            )
+            if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
         errors_in = self.seen_errors.setdefault(region.call, [])
         errors_in += [

@@ -12,6 +12,7 @@ from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from whence.align import Aligned
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
@@ -31,6 +32,7 @@ def compare(
     again: Sequence[str | os.PathLike[str] | Run] = (),
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
+    mapping: str | os.PathLike[str] | None = None,
     model: str | Module | Callable[[], Module] | None = None,
     sample: str = "auto",
     budget: float | None = None,
@@ -44,12 +46,14 @@ def compare(
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
+    mapping: a YAML file that says who faces whom (docs/alignment.md).
     model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
     "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
+    from whence.align import load_map
     from whence.api import labels, modelling
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
@@ -81,13 +85,29 @@ def compare(
         opened(third) if third is not None else None,
     )
     options = CompareOptions(
-        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, sample=sample,
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared,
+        chart=load_map(mapping) if mapping is not None else None, sample=sample,
         budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
     )  # fmt: skip
     result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
     if folder is not None:
         write(result, folder)
     return result
+
+
+def face(
+    reference: str | os.PathLike[str] | Run, target: str | os.PathLike[str] | Run, *, mapping: str | os.PathLike[str] | None = None
+) -> Aligned:
+    """Bring two runs face to face without comparing them: the plan, and the runs it speaks of.
+
+    mapping: as `compare` takes it. Raises UnreadableRun, UsageError.
+    """
+    from whence import align
+    from whence.api.runs import open_run
+    from whence.api.tapped import inside
+
+    left, right = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
+    return align.align(left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
 
 
 def _check_again(reference: str | os.PathLike[str] | Run | Mapping[str, Any], again: Sequence[str | os.PathLike[str] | Run]) -> None:

@@ -238,7 +238,7 @@ class Side:
 
             with without_onednn():
                 why = check(loaded, arrays, arrays, outputs, strides) and why
-        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _compiled(call)
+        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _rounds_otherwise(call)
         if why and elsewhere and self._score(call, loaded, slots) <= 1:
             loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
             return ""
@@ -256,7 +256,7 @@ class Side:
             return np.inf
         if any(wide[s].shape != made[s].shape for s in made):
             return np.inf
-        return max(judge.local(made[s], wide[s], working[s]).score for s in made)
+        return max((judge.local(made[s], wide[s], working[s]).score for s in made), default=np.inf)
 
     def _elsewhere(self, made: dict[str, int]) -> bool:
         import torch
@@ -270,6 +270,8 @@ class Side:
         return max((n for n in counts if isinstance(n, int)), default=1)
 
 
-def _compiled(call: Call) -> str:
-    """Words when what ran was compiled code, which fuses and so rounds otherwise than the same code run as it is; else ""."""
+def _rounds_otherwise(call: Call) -> str:
+    """Words when what ran rounds otherwise than its program in one piece: compiled code, which fuses, and several calls; else ""."""
+    if align.is_gathered(call):
+        return "joined from several calls"
     return "recorded from compiled code" if call.no_program.startswith(("compiled", "runs compiled", "scripted")) else ""

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from whence import align, judge
-from whence.align import RULE, Inner
+from whence.align import Inner
 from whence.api.faces import Faces
 from whence.api.replaying import Replayer
 from whence.api.sides import Side
@@ -28,7 +28,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import blocks
 from whence.records import Call, Program, Region, Run
-from whence.results import SlotPair, Verdict, severity
+from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
 
 _REPLICAS = 3
 _NEARLY_ALL = 0.9
@@ -115,7 +115,7 @@ class Tapped:
     def __init__(self, faces: Faces, tiles: Sequence[Region], replayer: Replayer | None) -> None:
         self.faces, self._replayer = faces, replayer
         self.labels = {p.reference: i for i, p in enumerate(faces.plan.pairs) if faces.calls[p.reference].kind == "label"}
-        self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == RULE and p.reference not in self.labels}
+        self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == TENSOR_RULE and p.reference not in self.labels}
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()

@@ -48,6 +48,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
 @click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
+@click.option("--map", "chart", metavar="FILE", help="Who faces whom, where whence cannot know it (YAML; docs/alignment.md).")
+@click.option("--plan", is_flag=True, help="Print who faces whom and why, and compare nothing.")
 @click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option(
     "--sample", type=click.Choice(["auto", "all"]), default="auto", show_default=True,
@@ -66,12 +68,18 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
 
+    if given["plan"]:
+        aligned = api.face(reference, target, mapping=given["chart"])
+        how = report.plan_json if form == "json" else report.plan_text
+        sys.stdout.write(how(aligned.plan, aligned.reference, aligned.target))
+        return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
     folder = output or str(api.free_output())
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
+        mapping=given["chart"],
         third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
     )  # fmt: skip
     if form == "text":

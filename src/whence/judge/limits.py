@@ -26,6 +26,8 @@ class Limits:
     third: error in units of the reference's own, both against a third run (judge.third); yardstick: relative error of the
     reference from which on it is none: the third run then computed something else.
     whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
+    otherwise: what rounding may make of the root's outputs where it was given other positions or masks, in unit roundoffs (at 16
+    bits 0.05, or ten).
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 
@@ -55,6 +57,7 @@ class Limits:
     precision_rho: float = 8.0
     certain: float = 4.0
     suspect: float = 0.7
+    otherwise: float = 1000.0
 
     def of_drift(self, kind: str) -> float:
         """The limit of a kind of statistic, a field of `judge.drift.Drift`."""

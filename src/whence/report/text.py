@@ -16,6 +16,7 @@ _CAUSES = {
     "kernel": "the kernel computes something else than its code says",
     "semantic": "the code computes something else",
     "structural": "the structure differs",
+    "input": "it was given something else",
 }
 
 
@@ -36,6 +37,7 @@ def answer(result: Comparison, *, output: str = "") -> str:
     lines += _repetition(result)
     lines += _third(result)
     lines.append(_counts(result))
+    lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
         lines.append(_row("  ambiguous" if side == "ambiguous" else f"  only {side}", ", ".join(clean(n) for n in names[:4]) + more))

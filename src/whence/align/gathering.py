@@ -1,0 +1,298 @@
+"""Calls gathered from pieces of several: the rows and tokens of one sequence, cut from the batches and steps it went through.
+
+Which axis of a tensor is the batch and which the tokens is read off its extents: they follow those of the tokens the root was given,
+over all calls of the module.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whence.align.derived import Making
+from whence.align.expressions import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
+from whence.align.names import normal_scope
+from whence.align.sequences import Fed, Piece
+from whence.records import Call, Ref
+
+JOINED = "joined from "
+"""How the note of a call begins that was put together from several, or cut from one."""
+
+Line = Sequence[Piece]
+Place = tuple[str, str, int, str]
+
+
+def is_gathered(call: Call) -> bool:
+    """Was this call cut from others or joined from them?"""
+    return any(note.startswith(JOINED) for note in call.notes)
+
+
+class Seen(NamedTuple):
+    """One sight of a slot: its shape, and what the root was given then. total: tokens it could see, with those cached."""
+
+    shape: tuple[int, ...]
+    batch: int | None
+    width: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Where the rows, the new tokens and the tokens that can be seen lie in a tensor; None where it has no such axis.
+
+    last: the axis of new tokens where only the last of a call is there (the scores of a generation).
+    """
+
+    batch: int | None = None
+    token: int | None = None
+    seen: int | None = None
+    last: int | None = None
+
+
+def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
+    """The axes of a slot from all sights of it; None when they do not follow what the root was given.
+
+    The batch is one of the first two axes. Attention masks have both an axis of new tokens and one of all that can be seen, caches
+    only the latter.
+    """
+    dims = {len(s.shape) for s in sights}
+    if len(dims) != 1:
+        return None
+    count = dims.pop()
+    varied = [k for k in range(count) if len({s.shape[k] for s in sights}) > 1]
+    batch = next((k for k in range(min(2, count)) if all(s.shape[k] == s.batch for s in sights)), None)
+    mask = boolean or "mask" in slot or "bias" in slot
+    new = [k for k in range(count) if k != batch and all(s.shape[k] == s.width for s in sights)]
+    all_ = [k for k in range(count) if k != batch and all(s.shape[k] == s.total for s in sights)]
+    seen = next((k for k in all_ if k in varied and k not in new), None)
+    token = next(iter(new), None) if seen is None or mask else None
+    if seen is None and mask and token is not None:
+        seen = next((k for k in all_ if k != token), None)
+    if any(k not in (batch, token, seen) for k in varied):
+        return None
+    one = [k for k in range(count - 1) if k != batch and all(s.shape[k] == 1 for s in sights)]
+    alone = token is None and seen is None and count > 2 and any(s.width > 1 for s in sights)
+    return Axes(batch, token, seen, next(iter(one), None) if alone else None)
+
+
+class Gathering:
+    """The calls of one side, as units are gathered from them. New calls take the place of those they were made from."""
+
+    def __init__(self, making: Making, calls: Sequence[Call], given: Mapping[int, Fed], totals: Mapping[int, int]) -> None:
+        self.making, self._given, self._totals = making, given, totals
+        self._trees: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
+        for call in calls:
+            self._trees[_tree(call)].append(call)
+        for tree in self._trees.values():
+            tree.sort(key=lambda c: c.order)
+        self._calls = calls
+        self._axes: dict[tuple[Any, ...], Axes | None] = {}
+        self._sights: dict[tuple[Any, ...], list[Seen]] | None = None
+        self._lasts: set[Place] | None = None
+        self._places: dict[int, dict[tuple[Any, ...], Call]] = {}
+
+    def is_call(self, lines: Sequence[Line]) -> bool:
+        """Are these all rows and tokens of one call as it is?"""
+        given = self._given[lines[0][0].call]
+        return (
+            all(len(line) == 1 for line in lines) and not given.flat and self._all_rows(lines)
+            and (lines[0][0].start, lines[0][0].stop) == (0, given.width)
+        )  # fmt: skip
+
+    def tree(self, root: int) -> list[Call]:
+        """A root call and all below it, in the order they began."""
+        return self._trees[_tree(self._calls[root])]
+
+    def lasts(self) -> set[Place]:
+        """The slots that hold the last token of each call only."""
+        if self._lasts is None:
+            calls = [call for root in self._given for call in self.tree(root)]
+            found = {(c.root, c.scope, c.op, c.occurrence, r.slot): (c, r.slot) for c in calls for r in c.refs}
+            self._lasts = set()
+            for call, slot in found.values():
+                if not slot.startswith("param") and (axes := self._axes_of(call, slot)) is not None and axes.last is not None:
+                    self._lasts.add(_place(call, slot))
+        return self._lasts
+
+    def gathered(
+        self, lines: Sequence[Line], *, step: int, micro: int, note: str, other: tuple[set[Place], Sequence[int]] = (set(), ())
+    ) -> list[Call]:
+        """The calls of one unit. lines: the pieces of every row of the batch it has, in order. Ids are those of the longest piece's.
+
+        other: slots of which the other run has only the last token of each call, and which tokens of the sequence these are.
+        """
+        longest = max(range(len(lines[0])), key=lambda i: (lines[0][i].stop - lines[0][i].start, -i))
+        out = []
+        for call in self.tree(lines[0][longest].call):
+            refs = []
+            for ref in call.refs:
+                record = ref.record if ref.slot.startswith("param") else self._record(call, ref.slot, lines, other)
+                if record is not None:
+                    refs.append(Ref(ref.slot, record, ref.edge))
+            out.append(msgspec.structs.replace(call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note)))
+        return out
+
+    def _record(self, call: Call, slot: str, lines: Sequence[Line], other: tuple[set[Place], Sequence[int]]) -> int | None:
+        """The tensor of a slot, made from all pieces; None where it cannot be."""
+        found = self._axes_of(call, slot)
+        if found is None:
+            return None
+        theirs = other[1] if _place(call, slot) in other[0] else None
+        place = (call.scope, call.op, call.occurrence)
+        records: dict[int, int] = {}
+        for piece in (p for line in lines for p in line):
+            there = self._place(piece.call).get(place)
+            record = next((r.record for r in there.refs if r.slot == slot), None) if there is not None else None
+            if record is None:
+                return None
+            records[piece.call] = record
+        try:
+            return self._made(found, lines, records, theirs)
+        except Unfit:
+            return None
+
+    def _made(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int], theirs: Sequence[int] | None) -> int | None:
+        mine = ends(lines[0])
+        wanted = [at for at in mine if theirs is None or at in theirs] if axes.last is not None else list(theirs or ())
+        if axes.last is not None:
+            # Of each call its last token: one token each, and those of the sequence that both runs have.
+            lines = [
+                [p._replace(start=0, stop=1) for p, at in zip(line, _ends(line), strict=True) if p.whole and at in wanted] for line in lines
+            ]
+            if not lines[0]:
+                return None
+            return self._joined(Axes(axes.batch, axes.last), lines, records)
+        if theirs is not None and axes.token is not None:
+            made = self._joined(axes, lines, records)
+            return self.making.add(Take(Name("x"), tuple(wanted), axes.token), {"x": [made]})
+        return self._joined(axes, lines, records)
+
+    def _joined(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> int:
+        making, calls = self.making, list(dict.fromkeys(p.call for line in lines for p in line))
+        whole = len(lines) > 1 and axes.batch is not None and self._all_rows(lines)
+        if axes.batch is None and axes.token is None and axes.seen is None:
+            return records[lines[0][0].call]
+        if axes.batch is not None and len(lines) > 1 and self._shared(axes, lines, records):
+            lines = [lines[0]]
+        rows = [lines[0]] if whole or axes.batch is None else lines
+        names = {call: "x" if len(calls) == 1 else f"s{i}" for i, call in enumerate(calls)}
+        nodes = [self._line(axes, line, names, records, cut_row=not whole) for line in rows]
+        node = nodes[0] if len(nodes) == 1 else Cat(tuple(nodes), axes.batch or 0)
+        bound = {names[call]: [records[call]] for call in calls if names[call] in _names(node)}
+        node = _starred(node, bound)
+        if isinstance(node, Cat) and any(isinstance(p, Star) for p in node.parts):
+            bound = {"steps": [ids[0] for ids in bound.values()]}
+        return making.add(node, bound)
+
+    def _shared(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> bool:
+        """Rows that went through calls of their own and have one and the same tensor there, as positions are: no batch at all."""
+        found = [self.making.record(records[line[0].call]) for line in lines]
+        alone = all(r.shape[axes.batch or 0] == 1 for r in found) and len({line[0].call for line in lines}) == len(lines)
+        return alone and bool(found[0].hash) and len({r.hash for r in found}) == 1
+
+    def _all_rows(self, lines: Sequence[Line]) -> bool:
+        """Are these all rows of their calls in order, with the same tokens of each?"""
+        return (
+            all(
+                len({(p.call, p.start, p.stop) for p in pieces}) == 1
+                and [p.row for p in pieces] == list(range(self._given[pieces[0].call].batch))
+                for pieces in zip(*lines, strict=True)
+            )
+            and len({len(line) for line in lines}) == 1
+        )
+
+    def _line(self, axes: Axes, line: Line, names: Mapping[int, str], records: Mapping[int, int], *, cut_row: bool) -> Node:
+        """One row from its pieces."""
+        first, last = line[0], line[-1]
+        if axes.token is None and axes.seen is not None:
+            # A cache: the last one holds what was there before.
+            return self._piece(
+                axes, last, names, records, first.start, cut_row=cut_row, stop=first.start + sum(p.stop - p.start for p in line)
+            )
+        if axes.token is None:
+            return self._piece(axes, first, names, records, first.start, cut_row=cut_row)
+        parts = [self._piece(axes, p, names, records, first.start, cut_row=cut_row) for p in line]
+        if axes.seen is not None:
+            to = last.total - first.start
+            parts = [Pad(p, axes.seen, to, "lowest") if piece.total < last.total else p for p, piece in zip(parts, line, strict=True)]
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts), axes.token)
+
+    def _piece(
+        self, axes: Axes, piece: Piece, names: Mapping[int, str], records: Mapping[int, int], pad: int, *, cut_row: bool, stop: int = 0
+    ) -> Node:
+        shape = self.making.record(records[piece.call]).shape
+        keys: list[Any] = [slice(None)] * len(shape)
+        if axes.batch is not None and cut_row and shape[axes.batch] > 1:
+            keys[axes.batch] = slice(piece.row, piece.row + 1)
+        if axes.token is not None and (piece.start, piece.stop) != (0, shape[axes.token]):
+            keys[axes.token] = slice(piece.start, piece.stop)
+        if axes.seen is not None and (pad, stop or piece.total) != (0, shape[axes.seen]):
+            keys[axes.seen] = slice(pad, stop or piece.total)
+        name = Name(names[piece.call])
+        return Cut(name, tuple(keys)) if any(k != slice(None) for k in keys) else name
+
+    def _place(self, root: int) -> dict[tuple[Any, ...], Call]:
+        found = self._places.get(root)
+        if found is None:
+            found = self._places[root] = {(c.scope, c.op, c.occurrence): c for c in self.tree(root)}
+        return found
+
+    def _axes_of(self, call: Call, slot: str) -> Axes | None:
+        key = (call.root, call.scope, call.op, call.occurrence, slot)
+        if key not in self._axes:
+            if self._sights is None:
+                self._sights = self._seen()
+            record = next(r.record for r in call.refs if r.slot == slot)
+            self._axes[key] = axes(slot, self.making.record(record).dtype == "bool", self._sights[key])
+        return self._axes[key]
+
+    def _seen(self) -> dict[tuple[Any, ...], list[Seen]]:
+        """Every sight of every slot below the roots that were given something."""
+        out: dict[tuple[Any, ...], list[Seen]] = defaultdict(list)
+        for root, given in self._given.items():
+            batch = None if given.flat else given.batch
+            for call in self.tree(root):
+                for ref in call.refs:
+                    if not ref.slot.startswith("param"):
+                        shape = self.making.record(ref.record).shape
+                        out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
+                            Seen(shape, batch, given.width, self._totals[root])
+                        )
+        return out
+
+
+def ends(line: Line) -> list[int]:
+    """Which tokens of its sequence are the last of a call, for one row."""
+    return [at for piece, at in zip(line, _ends(line), strict=True) if piece.whole]
+
+
+def _ends(line: Line) -> list[int]:
+    return [total - 1 for total in itertools.accumulate(p.stop - p.start for p in line)]
+
+
+def _place(call: Call, slot: str) -> Place:
+    return (normal_scope(call.scope), call.op, call.occurrence, slot)
+
+
+def _tree(call: Call) -> tuple[Any, ...]:
+    return (call.rank, call.root, call.step, call.micro, call.phase)
+
+
+def _names(node: Node) -> set[str]:
+    if isinstance(node, Name | Star):
+        return {node.name}
+    if isinstance(node, Cut | Pad):
+        return _names(node.of)
+    return set().union(*(_names(p) for p in node.parts)) if isinstance(node, Cat) else set()
+
+
+def _starred(node: Node, bound: Mapping[str, Sequence[int]]) -> Node:
+    """`cat(s0, s1, s2, axis=1)` written as `cat(*steps, axis=1)`."""
+    if isinstance(node, Cat) and len(node.parts) > 1 and tuple(Name(n) for n in bound) == node.parts:
+        return Cat((Star("steps"),), node.axis)
+    return node

@@ -1,0 +1,303 @@
+"""Batches and tokens: the rows of one run's batches found in the other's, whatever they were batched, padded or cached like.
+
+A *sequence* is what one row of a batch is asked: its tokens, or for inputs that are no tokens the row itself. It may lie in one
+call of the root, padded or not, or in a chain of them (a prompt, then one token a step with a cache; or the whole prompt again
+at every step, of which each adds its last token). Where the batches of both runs have the same shapes and rows, nothing is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Ref, Run
+
+_TOKENS = ("input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
+_POSITIONS = ("position_ids", "positions", "cache_position", "pos", "input_pos")
+_CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
+_ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
+
+
+class Piece(NamedTuple):
+    """Tokens [start, stop) of a row of one root call, in the call's own token axis. total: tokens it can see, with those cached.
+
+    whole: do they reach to the call's last token?
+    """
+
+    call: int
+    row: int
+    start: int
+    stop: int
+    total: int
+    whole: bool = True
+
+
+@dataclass(slots=True)
+class Asked:
+    """One sequence: its tokens (or the bytes of its row) and where they went through the model. padded: rows beside it hold more."""
+
+    tokens: tuple[object, ...]
+    pieces: list[Piece] = field(default_factory=list)
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What one root call was given. shape: of the tokens, (batch, tokens) or (tokens,) when rows are flattened into one axis.
+
+    rows: the tokens of every row with their start in the token axis and the position of the first; seen: tokens before these, 0 for
+    none, None where nothing tells.
+    """
+
+    call: Call
+    shape: tuple[int, ...]
+    rows: tuple[tuple[tuple[object, ...], int, int | None], ...]
+    seen: int | None
+    cached: bool
+
+    @property
+    def flat(self) -> bool:
+        """Are the rows of the batch behind each other in one axis?"""
+        return len(self.shape) == 1
+
+    @property
+    def width(self) -> int:
+        """Extent of the token axis, padding included."""
+        return self.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        """Rows of the batch as its tensors have them; 1 when they are flattened."""
+        return 1 if self.flat else self.shape[0]
+
+
+def is_told_apart(slot: str, dtype: str) -> bool:
+    """Is this an integer input beside the tokens: positions, a mask, token types?"""
+    return dtype in ("int64", "int32", "bool") and slot.removeprefix("input.") not in _TOKENS
+
+
+def is_cache(slot: str) -> bool:
+    """Are these keys and values of a cache, by the slot's name ("output.past_key_values.layers.0.keys")?"""
+    return slot.split(".")[1] in _CACHES if "." in slot else False
+
+
+def fed(run: Run, roots: Sequence[Call]) -> list[Fed] | None:
+    """What each call of a root was given; None where that cannot be told of one of them."""
+    out = []
+    for call in roots:
+        found = _fed(run, call)
+        if found is None:
+            return None
+        out.append(found)
+    return out
+
+
+def _fed(run: Run, call: Call) -> Fed | None:
+    inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
+    ref = _token_input(run, inputs)
+    try:
+        if ref is not None:
+            return _tokens(run, call, ref, inputs)
+        return _rows(run, call, inputs)
+    except ElementsMissing:
+        return None
+
+
+def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
+    def fits(ref: Ref) -> bool:
+        record = run.records[ref.record]
+        return record.dtype in ("int64", "int32") and len(record.shape) in (1, 2) and record.count > 0
+
+    for name in _TOKENS:
+        if name in inputs and fits(inputs[name]):
+            return inputs[name]
+    return None
+
+
+def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref]) -> Fed:
+    ids = run.array(ref.record)
+    positions = next((run.array(inputs[n].record) for n in _POSITIONS if n in inputs), None)
+    seen = _cached(run, inputs)
+    cached = any(name.split(".")[0] in _CACHES for name in inputs)
+    if ids.ndim == 1:
+        rows = []
+        for start, stop, first in _runs(positions, len(ids)):
+            rows.append((tuple(map(int, ids[start:stop])), start, first))
+        return Fed(call, ids.shape, tuple(rows), seen, cached)
+    mask = _mask(run, inputs, ids.shape)
+    if mask is not None and mask.shape[1] > ids.shape[1]:
+        seen = mask.shape[1] - ids.shape[1]
+        mask = mask[:, seen:]
+    rows = []
+    for b, row in enumerate(ids):
+        start, stop = _real(mask[b]) if mask is not None else (0, len(row))
+        first = None
+        if positions is not None and positions.shape[-1] == len(row):
+            line = positions[b if positions.ndim == 2 and positions.shape[0] == ids.shape[0] else 0] if positions.ndim == 2 else positions
+            first = int(line[start])
+        rows.append((tuple(map(int, row[start:stop])), start, first))
+    return Fed(call, ids.shape, tuple(rows), seen, cached)
+
+
+def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
+    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask beside it, every position is one."""
+    ref = next((r for name, r in inputs.items() if len(run.records[r.record].shape) > 1 and run.records[r.record].count), None)
+    if ref is None:
+        return None
+    array = run.array(ref.record)
+    mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
+    if mask is None or mask.shape != array.shape[:2]:
+        return Fed(call, (array.shape[0], 1), tuple(((row.tobytes(),), 0, None) for row in array), None, False)
+    rows = []
+    for b, row in enumerate(array):
+        start, stop = _real(mask[b])
+        rows.append((tuple(position.tobytes() for position in row[start:stop]), start, None))
+    return Fed(call, array.shape[:2], tuple(rows), None, False)
+
+
+def _real(mask: Array) -> tuple[int, int]:
+    """Where a row's real tokens start and stop. Padding in the middle is no padding: the row is taken whole."""
+    real = np.flatnonzero(mask)
+    return (int(real[0]), int(real[-1]) + 1) if len(real) and len(real) == real[-1] - real[0] + 1 else (0, len(mask))
+
+
+def _runs(positions: Array | None, length: int) -> Iterator[tuple[int, int, int | None]]:
+    """(start, stop, first position) of every row in a flattened batch: positions go up by one inside a row."""
+    if positions is None or positions.shape != (length,):
+        yield 0, length, None
+        return
+    ends = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), length]
+    for start, stop in itertools.pairwise(ends):
+        yield start, stop, int(positions[start])
+
+
+def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | None:
+    """Which tokens are real, (batch, tokens or more); None where nothing says so."""
+    for name, ref in inputs.items():
+        record = run.records[ref.record]
+        if "mask" not in name or len(record.shape) != 2 or record.shape[0] != shape[0] or record.shape[1] < shape[1]:
+            continue
+        array = run.array(ref.record)
+        if array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():
+            continue
+        # "padding_mask" is true where nothing is to be seen.
+        return np.asarray(array == 0 if "pad" in name else array != 0)
+    return None
+
+
+def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
+    """Tokens that a growing cache among the inputs holds: the second last axis of keys and values (batch, heads, tokens, features)."""
+    extents = {
+        run.records[ref.record].shape[-2]
+        for name, ref in inputs.items()
+        if name.split(".")[0] in _CACHES and len(run.records[ref.record].shape) == 4
+    }
+    return extents.pop() if len(extents) == 1 else None
+
+
+def asked(calls: Sequence[Fed]) -> list[Asked]:
+    """The sequences of a root, each with its pieces in order."""
+    done: list[Asked] = []
+    open_: list[Asked] = []
+    before: Fed | None = None
+    for call in calls:
+        if call.flat:
+            open_ = _flat_step(call, open_, done)
+        else:
+            how = _continues(before, call, open_) if before is not None and not before.flat else ""
+            if not how:
+                open_ = [Asked((), [], False) for _ in call.rows]
+                done += open_
+            for row, (asked_, (tokens, start, _)) in enumerate(zip(open_, call.rows, strict=True)):
+                had = len(asked_.tokens) if how == "again" else 0
+                seen = max((p.total for p in asked_.pieces), default=0) if how == "cache" else 0
+                asked_.tokens = (*asked_.tokens, *tokens[had:])
+                asked_.pieces.append(Piece(call.call.id, row, start + had, start + len(tokens), seen + call.width))
+                asked_.padded = asked_.padded or len(tokens) != call.width
+        before = call
+    return done
+
+
+def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
+    """How a call goes on with the rows of the one before: "cache" (only new tokens), "again" (all tokens and new ones) or ""."""
+    if call.batch != before.batch or len(open_) != len(call.rows):
+        return ""
+    if call.width > before.width and all(
+        len(tokens) > len(a.tokens) and tokens[: len(a.tokens)] == a.tokens for a, (tokens, _, _) in zip(open_, call.rows, strict=True)
+    ):
+        return "again"
+    total = max(p.total for a in open_ for p in a.pieces)
+    if call.seen is not None:
+        return "cache" if call.seen == total else "cache" if call.cached and call.width == 1 else ""
+    firsts = [first for _, _, first in call.rows]
+    if all(first is not None for first in firsts):
+        return "cache" if all(first == len(a.tokens) for a, first in zip(open_, firsts, strict=True)) and total else ""
+    return "cache" if call.cached and call.width == 1 else ""
+
+
+def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked]) -> list[Asked]:
+    """Rows of a flattened batch: one that starts at position 0 is new, another goes on with one that is as long."""
+    free = list(open_)
+    now: list[Asked] = []
+    for tokens, start, first in call.rows:
+        found = next((a for a in free if first and len(a.tokens) == first), None)
+        if found is None:
+            found = Asked(())
+            done.append(found)
+        else:
+            free.remove(found)
+        had = len(found.tokens)
+        found.tokens = (*found.tokens, *tokens)
+        found.pieces.append(Piece(call.call.id, 0, start, start + len(tokens), had + len(tokens)))
+        now.append(found)
+    return now + free
+
+
+def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:
+    """Are both asked in one form, call by call? Rows that differ are then a difference of inputs, unless they are only reordered."""
+    pairs = list(zip(left, right))
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    for a, b in pairs:
+        mine, theirs = [(r[0], r[1]) for r in a.rows], [(r[0], r[1]) for r in b.rows]
+        if mine != theirs and sorted(r[0] for r in mine) == sorted(r[0] for r in theirs):
+            return False
+    return True
+
+
+def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[tuple[Asked, Asked, int]]:
+    """(sequence of the reference, of the target, how many tokens they share from the start), each once."""
+    exact: dict[tuple[object, ...], list[Asked]] = defaultdict(list)
+    for one in right:
+        exact[one.tokens].append(one)
+    out: list[tuple[Asked, Asked, int]] = []
+    rest: list[Asked] = []
+    for one in left:
+        found = exact.get(one.tokens)
+        if found:
+            out.append((one, found.pop(0), len(one.tokens)))
+        else:
+            rest.append(one)
+    free = [one for found in exact.values() for one in found]
+    for one in rest:
+        shared = [(_shared(one.tokens, other.tokens), -i) for i, other in enumerate(free)]
+        best, at = max(shared, default=(0, 0))
+        if best and best >= _ENOUGH * min(len(one.tokens), len(free[-at].tokens)):
+            out.append((one, free.pop(-at), best))
+    return out
+
+
+def _shared(one: tuple[object, ...], other: tuple[object, ...]) -> int:
+    n = 0
+    for a, b in zip(one, other):
+        if a != b:
+            break
+        n += 1
+    return n

@@ -1,0 +1,122 @@
+"""Positions and masks that both runs were given otherwise: reported, and a fault only where the outputs depend on it.
+
+Rotary positions count from any start, and a mask may block what was never looked at: that two integers differ proves nothing. That
+the outputs then part by more than rounding does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from whence import align, judge
+from whence.api.faces import Faces
+from whence.records import Call
+from whence.results import SlotPair, Verdict
+
+
+class Otherwise:
+    """Integers that are no tokens and differ, where the target was given them and did not make them."""
+
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
+        self._harmless: dict[str, list[str]] = {}
+        self._given: set[int] = set()
+        made: set[int] = set()
+        for call in faces.target.calls:
+            if call.parent == -1:
+                self._given.update(r.record for r in call.slots("input"))
+            made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
+        self._given -= made
+        self._found: dict[tuple[int, int], SlotPair] = {}
+
+    def notes(self) -> list[str]:
+        """What was given otherwise and does no harm, a sentence for each tensor of each module."""
+
+        def where(steps: list[str]) -> str:
+            return steps[0] + (f" and {len(steps) - 1} more" if len(steps) > 1 else "")
+
+        return [
+            f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding" for name, steps in self._harmless.items()
+        ]
+
+    def given(self, slot: SlotPair) -> bool:
+        """Is this an integer or boolean tensor that the caller of the target chose? Then no operator of it is at fault; it is noted."""
+        exact = judge.unit_roundoff(self.faces.target.records[slot.target_record].dtype) == 0.0
+        if not exact or slot.target_record not in self._given:
+            return False
+        if not self.faces.measured[slot.reference_record, slot.target_record].identical:
+            self._found.setdefault((slot.reference_record, slot.target_record), slot)
+        return True
+
+    def harmless(self, call: Call, slot: SlotPair) -> bool:
+        """Does nothing that the root of a call returns depend on this difference beyond rounding? Then it is noted."""
+        error, limit = self._outputs(call)
+        if error is None or error > limit:
+            return False
+        name = f"{call.scope or call.root}: {slot.reference_slot.removeprefix('input.')}"
+        self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
+        return True
+
+    def judged(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs are beyond rounding; else a note."""
+        out = dict(verdicts)
+        for key, slot in self._found.items():
+            user = self._user(key)
+            if user is None:
+                continue
+            call, name = user
+            if self.harmless(call, slot):
+                continue
+            error, limit = self._outputs(call)
+            what = f"{name.removeprefix('input.')} {self._where(slot)}"
+            number = self.faces.pair_of[call.id]
+            size = (
+                f"the outputs differ by rel_l2 {error:.2g}, rounding explains {limit:.1g}"
+                if error is not None
+                else "the outputs could not be measured"
+            )
+            confidence = "certain" if error is not None else "suspect"
+            out[call.id, -1 if call.leaf else 0] = Verdict(
+                number, "introduced", stretch=-1 if call.leaf else 0, evidence="two dumps", confidence=confidence, cause="input",
+                numbers={"e_out": error}, slot=name, sentence=f"given another {what}; {size}",
+            )  # fmt: skip
+        return out
+
+    def _user(self, key: tuple[int, int]) -> tuple[Call, str] | None:
+        """The first call that works on it: a leaf where there is one."""
+        users = [
+            (self.faces.calls[pair.reference], s.reference_slot)
+            for pair in self.faces.plan.pairs
+            for s in pair.slots
+            if (s.reference_record, s.target_record) == key and s.reference_slot.startswith("input")
+        ]
+        return min(users, key=lambda user: (not user[0].leaf, user[0].order), default=None)
+
+    def _outputs(self, call: Call) -> tuple[float | None, float]:
+        """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step of a call.
+
+        Keys in a cache are turned by the absolute position: they differ where nothing else does.
+        """
+        roots = (
+            i for i, pair in enumerate(self.faces.plan.pairs)
+            if align.same_step(self.faces.calls[pair.reference], call) and self.faces.calls[pair.reference].parent == -1
+        )  # fmt: skip
+        errors = [
+            self.faces.error(s)
+            for i in roots
+            for s in self.faces.slots[i].values()
+            if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
+        ]
+        known = [e for e in errors if e.value is not None and np.isfinite(e.value)]
+        u = max((e.u for e in errors), default=0.0)
+        limit = min(judge.LIMITS.otherwise * u, max(10 * u, 0.05))
+        return (max(e.value for e in known if e.value is not None) if known and len(known) == len(errors) else None), limit
+
+    def _where(self, slot: SlotPair) -> str:
+        arrays = self.faces.arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape:
+            return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"
+        at = tuple(int(i) for i in np.argwhere(arrays[0] != arrays[1])[0])
+        return f"(at {list(at)}: {arrays[0][at]} against {arrays[1][at]})"

@@ -1,0 +1,159 @@
+"""Which rows and tokens of one run are which of the other's, from what the root was asked."""
+
+import numpy as np
+import pytest
+
+from handmade import record
+from whence.align import batches
+from whence.align.gathering import Axes, Seen, axes
+from whence.align.sequences import asked, fed, matched, same_batches
+from whence.records import Call, MemoryRun, Ref
+from whence.results import Parted
+
+RNG = np.random.default_rng(0)
+TABLE = RNG.standard_normal((50, 4)).astype(np.float32)
+
+
+def run(*steps, root="Lm"):
+    """A root that turns ids into rows of a table, once per step; each step is a dict of its inputs, ids first."""
+    calls, records, arrays = [], [], {}
+
+    def add(array):
+        arrays[len(records)] = np.asarray(array)
+        records.append(record(len(records), arrays[len(records)]))
+        return len(records) - 1
+
+    for step, inputs in enumerate(steps):
+        refs = tuple(Ref(f"input.{name}", add(array)) for name, array in inputs.items())
+        out = add(TABLE[np.asarray(next(iter(inputs.values())))])
+        calls.append(Call(len(calls), "", root, step, len(calls), op_type=root, leaf=True, refs=(*refs, Ref("output.0", out))))
+    return MemoryRun(calls, records, arrays)
+
+
+def sequences(own):
+    found = fed(own, own.calls)
+    assert found is not None
+    return [(a.tokens, [(p.call, p.row, p.start, p.stop) for p in a.pieces]) for a in asked(found)]
+
+
+def cache(tokens):
+    return np.zeros((1, 2, tokens, 3), np.float32)
+
+
+IDS = np.array([[5, 6, 7, 8]])
+PAD = {"input_ids": np.array([[0, 0, 3, 4], [5, 6, 7, 8]]), "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]])}
+
+
+def test_separate_prompts_are_sequences_of_their_own():
+    assert sequences(run({"input_ids": IDS}, {"input_ids": IDS})) == [((5, 6, 7, 8), [(0, 0, 0, 4)]), ((5, 6, 7, 8), [(1, 0, 0, 4)])]
+
+
+def test_padding_is_no_part_of_a_sequence_on_either_side():
+    assert sequences(run(PAD)) == [((3, 4), [(0, 0, 2, 4)]), ((5, 6, 7, 8), [(0, 1, 0, 4)])]
+    right = {"input_ids": PAD["input_ids"][:, ::-1], "attention_mask": PAD["attention_mask"][:, ::-1]}
+    assert sequences(run(right))[0] == ((4, 3), [(0, 0, 0, 2)])
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"past_key_values.layers.0.keys": cache(2)},
+        {"position_ids": np.array([[2]])},
+        {"attention_mask": np.ones((1, 3), np.int64)},
+    ],
+    ids=["cache", "positions", "mask"],
+)
+def test_a_step_that_goes_on_with_a_cache_joins_the_sequence(second):
+    steps = {"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])}, {"input_ids": IDS[:, 2:3], **second}
+    assert sequences(run(*steps)) == [((5, 6, 7), [(0, 0, 0, 2), (1, 0, 0, 1)])]
+
+
+def test_the_whole_prompt_again_adds_its_last_token():
+    assert sequences(run({"input_ids": IDS[:, :2]}, {"input_ids": IDS[:, :3]})) == [((5, 6, 7), [(0, 0, 0, 2), (1, 0, 2, 3)])]
+
+
+def test_rows_of_a_flattened_batch_are_told_by_their_positions():
+    steps = (
+        {"input_ids": np.array([1, 2, 3, 9]), "positions": np.array([0, 1, 2, 0])},
+        {"input_ids": np.array([4, 8]), "positions": np.array([3, 1])},
+    )
+    assert sequences(run(*steps)) == [((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]), ((9, 8), [(0, 0, 3, 4), (1, 0, 1, 2)])]
+
+
+def test_one_form_is_left_alone_and_reordered_rows_are_not():
+    def form(*arrays):
+        own = run(*({"input_ids": np.asarray(a)} for a in arrays))
+        return fed(own, own.calls)
+
+    assert same_batches(form([[1, 2], [3, 4]]), form([[1, 2], [3, 9]]))
+    assert not same_batches(form([[1, 2], [3, 4]]), form([[3, 4], [1, 2]]))
+    assert not same_batches(form([[1, 2], [3, 4]]), form([[1, 2]], [[3, 4]]))
+
+
+def test_sequences_match_whole_or_by_a_common_start():
+    def of(*rows):
+        own = run(*({"input_ids": np.array([row])} for row in rows))
+        return asked(fed(own, own.calls))
+
+    left, right = of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]), of([5, 6, 7], [1, 2, 3, 8], [1, 2, 3, 4], [40, 41])
+    found = [(left.index(a), right.index(b), n) for a, b, n in matched(left, right)]
+    assert found == [(0, 2, 4), (1, 0, 3), (2, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("slot", "sights", "expected"),
+    [
+        ("output.0", [((1, 5, 8), 1, 5, 5), ((1, 1, 8), 1, 1, 6)], Axes(0, 1)),
+        ("output.0", [((1, 3, 5, 8), 1, 5, 5), ((1, 3, 1, 8), 1, 1, 6)], Axes(0, 2)),
+        ("output.0", [((5, 2, 8), 2, 5, 5), ((1, 2, 8), 2, 1, 6)], Axes(1, 0)),
+        ("output.keys", [((1, 2, 5, 8), 1, 5, 5), ((1, 2, 6, 8), 1, 1, 6)], Axes(0, None, 2)),
+        ("output.keys", [((1, 1, 1, 8), 1, 1, 1), ((1, 1, 2, 8), 1, 1, 2)], Axes(0, None, 2)),
+        ("input.attention_mask", [((1, 1, 5, 5), 1, 5, 5), ((1, 1, 1, 6), 1, 1, 6)], Axes(0, 2, 3)),
+        ("output.logits", [((1, 1, 50), 1, 5, 5), ((1, 1, 50), 1, 1, 6)], Axes(0, None, None, 1)),
+        ("output.0", [((5, 8), None, 5, 5), ((2, 8), None, 2, 2)], Axes(None, 0)),
+        ("output.0", [((16,), 1, 5, 5), ((16,), 1, 1, 6)], Axes()),
+        ("output.0", [((1, 5, 8), 1, 5, 5), ((1, 7, 8), 1, 1, 6)], None),
+        ("output.0", [((1, 5, 8), 1, 5, 5), ((5, 8), 1, 5, 5)], None),
+    ],
+)
+def test_axes_follow_what_the_root_was_given(slot, sights, expected):
+    assert axes(slot, False, [Seen(*s) for s in sights]) == expected
+
+
+def outputs(own):
+    return [own.array(next(r.record for r in c.refs if r.slot == "output.0")) for c in own.calls]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_both_runs_come_to_one_form_with_the_same_bits(swap):
+    single = run({"input_ids": np.array([[3, 4]])}, {"input_ids": IDS})
+    sides = (single, run(PAD))[:: -1 if swap else 1]
+    faced = batches.facing(*sides)
+    left, right, joined = faced.reference, faced.target, faced.joined
+    assert faced.notes[0].startswith("2 of 2 sequences")
+    assert {j.side for j in joined} == ({"target"} if not swap else {"reference", "target"})
+    one, other = ({(c.step, c.micro): a for c, a in zip(r.calls, outputs(r), strict=True)} for r in (left, right))
+    assert one.keys() == other.keys()
+    for key, array in one.items():
+        np.testing.assert_array_equal(array, other[key])
+    assert sorted(a.shape for a in one.values()) == [(1, 2, 4), (1, 4, 4)]
+
+
+def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
+    whole = run({"input_ids": IDS}, {"input_ids": np.array([[30, 31]])})
+    steps = run({"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])}, {"input_ids": IDS[:, 2:3], "position_ids": np.array([[2]])})
+    faced = batches.facing(whole, steps)
+    left, right = faced.reference, faced.target
+    np.testing.assert_array_equal(outputs(right)[0], TABLE[IDS[:, :3]])
+    np.testing.assert_array_equal(outputs(left)[0], TABLE[IDS[:, :3]])
+    assert len(left.calls) == 2
+    assert faced.notes[0].startswith("1 of 2 sequences face each other")
+    assert faced.parted == [Parted("Lm", 0, 0, 3, 4, 8, None)]
+    faced = batches.facing(steps, whole)
+    assert "1 sequences of the target have no partner" in faced.notes
+    assert faced.parted == []
+
+
+def test_runs_asked_nothing_in_common_stay_as_they_are():
+    a, b = run({"input_ids": IDS}), run({"input_ids": np.array([[30, 31]])})
+    assert batches.facing(a, b) == batches.Faced(a, b)

@@ -1,0 +1,193 @@
+"""One model asked the same otherwise: cached or not, alone or in a batch, padded left or right. Clean is silent, faults are named."""
+
+import pytest
+
+import whence
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PAD = 0
+PROMPTS = [[5, 9, 11, 3, 7, 21], [8, 2, 40], [33, 12, 6, 17, 9, 4, 1, 28, 15], [3, 3, 60, 2]]
+PROMPT = PROMPTS[0] + PROMPTS[2]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, **changes,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def whole(model, ids=PROMPT):
+    model(torch.tensor([ids]))
+
+
+def cached(model, ids=PROMPT, prompt=4, positions=lambda i: i, between=lambda step, cache: None):
+    cache, at = None, 0
+    while at < len(ids):
+        width = prompt if at == 0 else 1
+        place = torch.tensor([[positions(i) for i in range(at, at + width)]])
+        out = model(torch.tensor([ids[at : at + width]]), past_key_values=cache, position_ids=place, use_cache=True)
+        cache, at = out.past_key_values, at + width
+        between(at, cache)
+
+
+def again(model, ids=PROMPT, prompt=4):
+    for stop in range(prompt, len(ids) + 1):
+        model(torch.tensor([ids[:stop]]), use_cache=False)
+
+
+def alone(model):
+    for ids in PROMPTS:
+        model(torch.tensor([ids]))
+
+
+def padded(model, side="left", positions="from the mask"):
+    width = max(map(len, PROMPTS))
+    pads = [[PAD] * (width - len(p)) for p in PROMPTS]
+    ids = torch.tensor([pad + p if side == "left" else p + pad for pad, p in zip(pads, PROMPTS)])
+    mask = torch.tensor([[0] * len(d) + [1] * len(p) if side == "left" else [1] * len(p) + [0] * len(d) for d, p in zip(pads, PROMPTS)])
+    place = (mask.cumsum(1) - 1).clamp(min=0) if positions == "from the mask" else torch.arange(width)[None].expand_as(ids)
+    model(ids, attention_mask=mask, position_ids=place)
+
+
+def shuffled(model):
+    width = [p[:3] for p in PROMPTS]
+    model(torch.tensor([width[i] for i in (2, 0, 3, 1)]))
+
+
+def in_order(model):
+    model(torch.tensor([p[:3] for p in PROMPTS]))
+
+
+def one_by_one(model):
+    for p in PROMPTS:
+        model(torch.tensor([p[:3]]))
+
+
+def captured(path, how, model=None, **options):
+    model = model or llama()
+    with whence.capture(model, path):
+        how(model, **options)
+    return path
+
+
+def compared(tmp_path, reference, target, **kinds):
+    return whence.compare(captured(tmp_path / "ref", reference), captured(tmp_path / "tgt", target, **kinds))
+
+
+CLEAN = [
+    (whole, cached), (cached, whole), (whole, again), (again, whole), (cached, again), (again, cached), (alone, padded), (padded, alone),
+    (in_order, shuffled), (in_order, one_by_one), (one_by_one, in_order),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "target"), CLEAN, ids=[f"{a.__name__}-{b.__name__}" for a, b in CLEAN])
+def test_the_same_asked_otherwise_is_the_same(tmp_path, reference, target):
+    result = compared(tmp_path, reference, target)
+    assert (result.status, result.findings) == ("same", ()), result.headline
+    assert result.coverage.share == 1.0
+    assert result.coverage.replayed >= 0.9 * result.coverage.calls
+    assert "sequences face each other" in result.plan.notes[0]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_right_padding_and_other_positions_are_no_fault(tmp_path, attention):
+    reference = captured(tmp_path / "ref", alone)
+    model = llama(attn_implementation=attention)
+    right = whence.compare(reference, captured(tmp_path / "right", padded, model, side="right"))
+    assert right.status == "same"
+    shifted = whence.compare(reference, captured(tmp_path / "shifted", padded, model, positions="from the edge"))
+    assert shifted.status == "same"
+    # Rotary positions are relative: reported, and no fault.
+    assert any("position_ids differs" in note for note in shifted.notes)
+
+
+def test_a_position_off_by_one_while_decoding_is_named_with_its_step(tmp_path):
+    result = compared(tmp_path, whole, lambda m: cached(m, positions=lambda i: i - (i >= 7)))
+    finding = result.findings[0]
+    assert (result.status, finding.name, finding.slot, finding.cause) == ("different", "model.rotary_emb", "input.position_ids", "input")
+    assert finding.worst_index == (0, 7)
+    assert "step 4 of the target" in finding.sentence
+
+
+def test_a_spoilt_cache_is_named_where_it_is_read(tmp_path):
+    def spoil(step, cache):
+        if step == 8:
+            cache.layers[1].keys[:, :, 2] *= 1.2
+
+    result = compared(tmp_path, whole, lambda m: cached(m, between=spoil))
+    assert result.status == "different"
+    assert result.findings[0].name == "model.layers.1.self_attn"
+    assert "from token 8 on, step 5 of the target" in result.findings[0].sentence
+
+
+def test_a_fault_in_one_row_of_a_batch_is_named(tmp_path):
+    model = llama()
+
+    def scaled(module, args, output):
+        output[2] *= 1.01
+        return output
+
+    model.model.layers[1].mlp.down_proj.register_forward_hook(scaled)
+    result = whence.compare(captured(tmp_path / "ref", alone), captured(tmp_path / "tgt", padded, model))
+    assert result.status == "different"
+    assert result.findings[0].name == "model.layers.1.mlp.down_proj"
+    assert result.findings[0].step == 2
+
+
+def test_a_fault_in_decoding_alone_is_named(tmp_path):
+    model = llama()
+    model.model.layers[2].mlp.act_fn.register_forward_hook(lambda m, a, out: out * 1.002 if a[0].shape[1] == 1 else None)
+    result = whence.compare(captured(tmp_path / "ref", whole), captured(tmp_path / "tgt", cached, model))
+    assert result.status == "different"
+    assert result.findings[0].name == "model.layers.2.mlp.act_fn"
+
+
+def test_one_changed_weight_is_found_across_batches(tmp_path):
+    model = llama()
+    model.model.layers[0].self_attn.k_proj.weight[3, 4] += 0.01
+    result = whence.compare(captured(tmp_path / "ref", alone), captured(tmp_path / "tgt", padded, model))
+    assert result.status == "different"
+    assert (result.findings[0].name, result.findings[0].verdict) == ("model.layers.0.self_attn.k_proj", "param-diff")
+
+
+def test_a_generation_faces_the_same_text_read_at_once(tmp_path):
+    model = llama()
+    out = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, eos_token_id=None)
+    reference = captured(
+        tmp_path / "ref", lambda m: m.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, eos_token_id=None)
+    )
+    result = whence.compare(reference, captured(tmp_path / "same", whole, ids=out[0, :-1].tolist()))
+    assert result.status == "same", result.headline
+    # Only the last scores of every call are there.
+    assert next(r.reference_shape for r in result.rows if r.reference_slot == "output.logits") == (1, 5, 64)
+    assert whence.compare(tmp_path / "same", reference).status == "same"
+    other = (int(out[0, -3]) + 1) % 64
+    result = whence.compare(reference, captured(tmp_path / "parted", whole, ids=[*out[0, :-3].tolist(), other, 2]))
+    assert result.status == "undecided"
+    assert result.inputs_differ == (f"LlamaForCausalLM step 0: token 8: {out[0, -3]} against {other}; compared up to there",)
+    assert next(r.reference_shape for r in result.rows if r.reference_slot == "output.logits") == (1, 3, 64)
+
+
+def test_left_out_sequences_are_no_pass(tmp_path):
+    def fewer(model):
+        for ids in PROMPTS[:2]:
+            model(torch.tensor([ids]))
+
+    result = compared(tmp_path, padded, fewer)
+    assert result.status == "undecided"
+    assert result.plan.notes[0].startswith("2 of 4 sequences")
+    assert result.coverage.share == 0.5

@@ -1,0 +1,74 @@
+"""Padding that fused code leaves as zeros is nobody's fault; what is wrong beside it is found."""
+
+import numpy as np
+import pytest
+
+from handmade import record
+from whence.align import padding
+from whence.records import Call, MemoryRun, Ref
+
+torch = pytest.importorskip("torch")
+
+import whence  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+LENGTHS = (10, 7, 4, 2)
+MASK = torch.arange(10)[None] >= torch.tensor(LENGTHS)[:, None]
+
+
+def captured(path, *, fast, change=lambda model: None, mask=MASK):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=fast).eval()
+    change(model)
+    x = torch.randn(4, 10, 32, generator=torch.Generator().manual_seed(1))
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fast)
+    try:
+        with torch.no_grad(), whence.capture(model, path):
+            model(x, src_key_padding_mask=mask)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    return path
+
+
+@pytest.mark.parametrize("fast_first", [False, True])
+def test_a_fused_encoder_faces_the_plain_one(tmp_path, fast_first):
+    plain, fused = captured(tmp_path / "plain", fast=False), captured(tmp_path / "fused", fast=True)
+    result = whence.compare(*((fused, plain) if fast_first else (plain, fused)))
+    assert (result.status, result.findings, result.inputs_differ) == ("same", (), ())
+    assert "padding (17 of 40 positions) differs and is left out" in result.plan.notes[0]
+    if not fast_first:
+        # Its layers show no inside: they run again as one.
+        assert result.coverage.inside == 24
+
+
+def test_a_fault_beside_the_padding_is_found(tmp_path):
+    def norm(model):
+        model.layers[1].norm1.eps = model.layers[1].norm2.eps = 3e-2  # both, or torch does not fuse
+
+    result = whence.compare(captured(tmp_path / "plain", fast=False), captured(tmp_path / "fused", fast=True, change=norm))
+    assert result.status == "different"
+    assert result.findings[0].name == "layers.1"
+
+
+def test_padding_that_was_looked_at_is_no_padding(tmp_path):
+    other = MASK.clone()
+    other[1, 7] = False
+    result = whence.compare(captured(tmp_path / "plain", fast=False), captured(tmp_path / "fused", fast=True, mask=other))
+    assert result.status != "same"
+    assert not any("left out" in note for note in result.plan.notes)
+    assert any("src_key_padding_mask" in sentence for sentence in result.inputs_differ)
+
+
+def test_a_nested_tensor_is_written_out_with_padding():
+    rows = [np.arange(n * 3, dtype=np.float32).reshape(n, 3) + n for n in (2, 4, 1)]
+    arrays = {0: np.concatenate([r.ravel() for r in rows]), 1: np.array([r.shape for r in rows]), 2: np.zeros((3, 5), bool)}
+    refs = (Ref("input.mask", 2), Ref("output.0.values", 0), Ref("output.0.sizes", 1))
+    nested = MemoryRun([Call(0, "", "Net", 0, 0, refs=refs)], [record(i, a) for i, a in arrays.items()], arrays)
+    plain = MemoryRun([Call(0, "", "Net", 0, 0)], [], {})
+    out = padding.dense(nested, plain)
+    (made,) = [r.record for r in out.calls[0].refs if r.slot == "output.0"]
+    np.testing.assert_array_equal(out.array(made), np.stack([np.pad(r, ((0, 5 - len(r)), (0, 0))) for r in rows]))
+    # Where the other run has such tensors too, they face each other as they are.
+    assert padding.dense(nested, nested) is nested
