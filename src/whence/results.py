@@ -284,11 +284,21 @@ class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: bool = False
 
 
+class Nearest(msgspec.Struct, frozen=True):
+    """A call without a partner, and the call of the other run that comes nearest. side: whose call `name` is. why: in words."""
+
+    side: str
+    name: str
+    candidate: str
+    why: str
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
-    measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once. environment: conditions
+    measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once; nearest: what comes
+    nearest to some of them. environment: conditions
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
     declared: losses that a policy allows, and those of quantised layers without one.
@@ -313,6 +323,7 @@ class Comparison(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     without_partner: dict[str, tuple[str, ...]] = {}
+    nearest: tuple[Nearest, ...] = ()
     declared: tuple[Declared, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None

@@ -191,3 +191,14 @@ def test_left_out_sequences_are_no_pass(tmp_path):
     assert result.status == "undecided"
     assert result.plan.notes[0].startswith("2 of 4 sequences")
     assert result.coverage.share == 0.5
+
+
+def test_further_runs_are_brought_to_the_form_of_the_reference(tmp_path):
+    reference, target = captured(tmp_path / "ref", padded), captured(tmp_path / "tgt", alone)
+    again = captured(tmp_path / "again", padded)
+    third = captured(tmp_path / "third", padded, llama().double())
+    result = whence.compare(reference, target, again=[again], third=third)
+    assert result.status == "same"
+    assert result.repetition.calls == 0
+    assert result.third.calls > 0
+    assert 0.3 < result.third.median < 3

@@ -484,8 +484,8 @@ class Masked(nn.Module):
         super().__init__()
         self.inner, self.junk = nn.Linear(48, 24), junk
 
-    def forward(self, x, attention_mask):
-        return Tail(self.junk)(self.inner(x), attention_mask)
+    def forward(self, x, keep):
+        return Tail(self.junk)(self.inner(x), keep)
 
 
 class Tail(nn.Module):
@@ -493,9 +493,9 @@ class Tail(nn.Module):
         super().__init__()
         self.junk = junk
 
-    def forward(self, x, attention_mask):
+    def forward(self, x, keep):
         out = torch.tanh(x)
-        return torch.where(attention_mask[..., None].bool(), out, out * 0 + self.junk)
+        return torch.where(keep[..., None].bool(), out, out * 0 + self.junk)
 
 
 def masked(place, junk, off=0.0):
@@ -506,13 +506,13 @@ def masked(place, junk, off=0.0):
     if off:
         m.inner.register_forward_hook(lambda module, args, out: out + off * mask[..., None])
     with torch.no_grad(), whence.capture(m, place):
-        m(x, attention_mask=mask)
+        m(x, keep=mask)
     return place
 
 
 def test_masked_rows_are_left_out_and_only_they(tmp_path):
     reference, target = masked(tmp_path / "a", 0.0), masked(tmp_path / "b", 7.0)
-    entry = {"module": "*", "declare": "skip-masked-rows"}
+    entry = {"module": "*", "declare": "skip-masked-rows", "mask": "keep"}
     assert whence.compare(reference, target).status == "different"
     assert whence.compare(reference, target, policy=parse(allow(entry))).status == "same"
     wrong = masked(tmp_path / "c", 7.0, off=0.01)

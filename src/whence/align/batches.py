@@ -9,8 +9,8 @@ import msgspec
 
 from whence.align.derived import Making
 from whence.align.gathering import JOINED, Gathering, ends
-from whence.align.plan import match_roots, selected
 from whence.align.sequences import Asked, Fed, Piece, asked, fed, matched, same_batches
+from whence.align.sites import match_roots, selected
 from whence.records import Call, Run
 from whence.results import Joined, Parted
 

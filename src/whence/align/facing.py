@@ -24,27 +24,33 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run, *, chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None) -> Aligned:
+def align(
+    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None
+) -> Aligned:  # fmt: skip
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    chart: what the user says of it. Raises UsageError where that does not fit. inside: computes tensors inside calls of the reference
-    that no record holds; asked for those of the target left without a partner.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
+    UsageError where that does not fit. inside: computes tensors inside calls of the reference that no record holds; asked for those
+    of the target left without a partner.
     """
     said: list[str] = []
     if chart is not None:
         reference, target, named, said = mapping.prepared(reference, target, chart)
-    reference, target = padding.dense(reference, target), padding.dense(target, reference)
-    faced = batches.facing(reference, target)
+    faced = batches.Faced(reference, target)
+    if match in ("auto", "names"):
+        faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
     reference, target = faced.reference, faced.target
-    found = plan(reference, target)
+    found = plan(reference, target, match)
     if chart is not None:
         target, found = mapping.applied(reference, target, found, chart, named)
-    reference, target, found = tensors.face(reference, target, found, inside)
+    if match == "auto":
+        reference, target, found = tensors.face(reference, target, found, inside)
     found = msgspec.structs.replace(
         found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
-    target, found = padding.filled(reference, target, found)
+    if match in ("auto", "names"):
+        target, found = padding.filled(reference, target, found)
     return Aligned(reference, target, found)
 
 

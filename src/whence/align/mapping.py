@@ -33,7 +33,8 @@ import yaml
 
 from whence.align.derived import Derived, Making
 from whence.align.expressions import Node, Unfit, parse
-from whence.align.plan import NOT_SELECTED, pair_of, selected
+from whence.align.plan import pair_of
+from whence.align.sites import NOT_SELECTED, selected
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import re
+
 WRAPPERS = frozenset(
     {
         "module",  # DataParallel, DistributedDataParallel
@@ -18,6 +22,7 @@ WRAPPER_CLASSES = frozenset(
 )
 
 
+@functools.lru_cache(maxsize=1 << 17)
 def normal_scope(scope: str) -> str:
     """A dotted scope without wrapper components, with `layers[3]` written `layers.3`."""
     scope = scope.replace("[", ".").replace("]", "")
@@ -27,3 +32,115 @@ def normal_scope(scope: str) -> str:
 def starred(scope: str) -> str:
     """The scope with every numeric component starred: siblings share it (`layers.*.mlp`)."""
     return ".".join("*" if part.isdigit() else part for part in scope.split("."))
+
+
+# Classes that serving and training frameworks put in the place of a plain one; they also turn up inside names.
+PARALLEL = {
+    "columnparallellinear": "linear",
+    "rowparallellinear": "linear",
+    "qkvparallellinear": "linear",
+    "mergedcolumnparallellinear": "linear",
+    "replicatedlinear": "linear",
+    "columnlinear": "linear",
+    "rowlinear": "linear",
+    "nonparallellinear": "linear",
+    "parallellmhead": "linear",
+    "lmhead": "linear",
+    "vocabparallelembedding": "embedding",
+    "parallelembedding": "embedding",
+}
+# What a class or operator is, by a word in its name. The first that fits; "convolution" before "linear" and so on.
+_FAMILIES = (
+    ("norm", r"norm$|norm\d?d?$|^rms|layernorm|batchnorm|groupnorm"),
+    ("rotary", r"rotary|rope"),
+    ("embedding", r"embedding$|embed$|^get_rows"),
+    ("attention", r"attention$|attn$|sdpa$"),
+    ("mlp", r"mlp$|feedforward$|ffn$"),
+    ("recurrent", r"^(lstm|gru|rnn)(cell)?$"),
+    ("convolution", r"^conv(transpose)?\d?d?$"),
+    ("dropout", r"dropout"),
+    ("pool", r"pool"),
+    ("activation", r"relu|gelu|silu|swiglu|sigmoid|tanh$|activation|swish|mish|softplus|^act"),
+    ("softmax", r"softmax"),
+    ("linear", r"linear$|^dense$|lmhead$|proj(ection)?$"),
+)
+_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*$")
+_MOST_LETTERS = 64
+
+
+@functools.lru_cache(maxsize=4096)
+def family(op_type: str) -> str:
+    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm" -> "norm"); "" when its name does not say."""
+    plain = op_type.rpartition(".")[2].replace("_", "").lower()
+    known = PARALLEL.get(plain)
+    if known is not None:
+        return known
+    return next((name for name, pattern in _FAMILIES if re.search(pattern, plain)), "")
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def plain_scope(scope: str, op_type: str = "") -> tuple[str, ...]:
+    """Components of a scope without wrappers and without the class and its occurrence (`fc1.ColumnParallelLinear.0` -> `fc1`)."""
+    out: list[str] = []
+    for part in normal_scope(scope).split("."):
+        if part.isdigit() and out and _names_class(out[-1], op_type):
+            out.pop()  # the occurrence of a class; the class goes with it
+        elif part:
+            out.append(part)
+    if len(out) > 1 and _names_class(out[-1], op_type):
+        out.pop()
+    return tuple(out)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _names_class(part: str, op_type: str) -> bool:
+    if not _CLASS.match(part):
+        return False
+    return part == op_type or any(_typo(part.lower(), known) for known in _CLASSES)
+
+
+_CLASSES = (*PARALLEL, "linear", "embedding", "layernorm", "rmsnorm", "dropout")
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _typo(one: str, other: str) -> bool:
+    """Are two words the same but for one letter in five, at most two?"""
+    if one == other:
+        return True
+    allowed = min(2, min(len(one), len(other)) // 5)
+    return abs(len(one) - len(other)) <= allowed and _distance(one, other, allowed) <= allowed
+
+
+def _distance(one: str, other: str, most: int) -> int:
+    """Letters to insert, remove or change, at most `most` + 1."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        last, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+        if min(row) > most:
+            return most + 1
+    return row[-1]
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def likeness(one: str, other: str) -> float:
+    """How alike two components of a name are, 0..1. 1: equal; 0.9: a typo apart; 0.8: one holds all words of the other
+    (`q_proj`, `q`; `self_attn`, `attn`); numbers are alike only when equal.
+    """
+    if one == other:
+        return 1.0
+    a, b = one.lower()[:_MOST_LETTERS], other.lower()[:_MOST_LETTERS]
+    if re.sub(r"\D", "", a) != re.sub(r"\D", "", b) or a.isdigit() or b.isdigit():
+        return 0.0
+    if a.replace("_", "") == b.replace("_", "") or _typo(a, b):
+        return 0.9
+    words, others = set(_words(one)), set(_words(other))
+    if words <= others or others <= words:
+        return 0.8
+    ratio = difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
+    return 0.6 * ratio if ratio > 0.5 else 0.0
+
+
+def _words(part: str) -> list[str]:
+    return [w.lower() for w in re.split(r"_+|(?<=[a-z])(?=[A-Z])", part) if w]

@@ -20,7 +20,7 @@ from whence import _kernels, dtypes
 from whence.align import expressions, layout
 from whence.align.derived import Derived, Making, text
 from whence.align.mapping import RULE as MAPPED
-from whence.align.plan import selected
+from whence.align.sites import selected
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, Sketch, Statistics

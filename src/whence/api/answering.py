@@ -15,7 +15,7 @@ from whence.api.third import Third
 from whence.api.unread import unread
 from whence.dtypes import Array
 from whence.records import Call
-from whence.results import Coverage, Finding, Row, SlotPair, Verdict, severity
+from whence.results import Coverage, Finding, Nearest, Row, SlotPair, Verdict, severity
 
 _CLEARLY = 0.1  # of the largest error of any token
 
@@ -195,6 +195,13 @@ class Answer:
             "ambiguous": names(self.faces.calls, (a for a, _ in plan.ambiguous)),
         }
         return {side: found for side, found in sides.items() if found}
+
+    def nearest(self) -> tuple[Nearest, ...]:
+        """For calls without a partner that the other run should have: what comes nearest."""
+        plan = self.faces.plan
+        inside = {k for call in self.judging.inside for k in self.faces.alone(call)}
+        wanted = [i for i in plan.unmatched_reference if i not in inside]
+        return align.nearest(self.faces.reference, self.faces.shown, plan, wanted)
 
     def run_notes(self) -> list[str]:
         out = []

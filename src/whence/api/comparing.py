@@ -30,7 +30,8 @@ class CompareOptions:
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
     rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. policy: declared differences. chart: who faces whom, as the user says. sample: "all" replays every call,
+    replayed. policy: declared differences. match: by which rules calls are paired (`align.plan`).
+    chart: who faces whom, as the user says. sample: "all" replays every call,
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
@@ -44,6 +45,7 @@ class CompareOptions:
     atol: float = 1e-5
     allow: tuple[str, ...] = ()
     threads: int | None = None
+    match: str = "auto"
     sample: str = "auto"
     budget: float | None = None
     policy: Policy | None = None
@@ -64,13 +66,21 @@ def compare_runs(
 
     with _Timer(timing, "plan"):
         within = functools.partial(inside, allow=options.allow) if options.replay else None
-        aligned = align.align(Read(reference), Read(target), chart=options.chart, inside=within)
+        own = Read(reference)
+        aligned = align.align(own, Read(target), match=options.match, chart=options.chart, inside=within)
         left, right = Read(aligned.reference), Read(aligned.target)
+
+    def beside(run: Run) -> Read:
+        """A run of the reference's program in the form that the reference was brought to."""
+        if aligned.reference is own:
+            return Read(run)
+        return Read(align.align(Read(run), Read(target), match=options.match, chart=options.chart).reference)
+
     with _Timer(timing, "again"):
-        further = [Read(run) for run in again]
+        further = [beside(run) for run in again]
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
-        finer = Third(left, right, Read(third) if third is not None else None, tell=tell)
+        finer = Third(left, right, beside(third) if third is not None else None, tell=tell)
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
@@ -111,7 +121,8 @@ def compare_runs(
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
-        without_partner=answer.without_partner(), environment=tuple(align.differences(left, right)), timing=timing,
+        without_partner=answer.without_partner(), nearest=answer.nearest(),
+        environment=tuple(align.differences(left, right)), timing=timing,
     )  # fmt: skip
 
 

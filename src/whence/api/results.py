@@ -34,6 +34,7 @@ def compare(
     policy: str | os.PathLike[str] | Policy | None = None,
     mapping: str | os.PathLike[str] | None = None,
     model: str | Module | Callable[[], Module] | None = None,
+    match: str = "auto",
     sample: str = "auto",
     budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -49,17 +50,21 @@ def compare(
     mapping: a YAML file that says who faces whom (docs/alignment.md).
     model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
     "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
+    match: how calls find their partners. "auto": by names, then order, data flow and content; "exact": equal names only; "names": also
+    those that differ in spelling; "order": line by line, refused at the first line that disagrees.
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     Raises UnreadableRun, UsageError, OutputExists.
     """
-    from whence.align import load_map
+    from whence.align import MATCHES, load_map
     from whence.api import labels, modelling
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
     if tier not in ("core", "full"):
         raise UsageError(f"tier {tier!r}: core or full")
+    if match not in MATCHES:
+        raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
     if sample not in ("auto", "all"):
         raise UsageError(f"sample {sample!r}: auto or all")
     if budget is not None and not budget >= 0:
@@ -85,7 +90,7 @@ def compare(
         opened(third) if third is not None else None,
     )
     options = CompareOptions(
-        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared,
+        replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
         budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
     )  # fmt: skip
@@ -96,18 +101,22 @@ def compare(
 
 
 def face(
-    reference: str | os.PathLike[str] | Run, target: str | os.PathLike[str] | Run, *, mapping: str | os.PathLike[str] | None = None
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run,
+    *,
+    mapping: str | os.PathLike[str] | None = None,
+    match: str = "auto",
 ) -> Aligned:
     """Bring two runs face to face without comparing them: the plan, and the runs it speaks of.
 
-    mapping: as `compare` takes it. Raises UnreadableRun, UsageError.
+    mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
     from whence import align
     from whence.api.runs import open_run
     from whence.api.tapped import inside
 
     left, right = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
-    return align.align(left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
+    return align.align(left, right, match=match, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
 
 
 def _check_again(reference: str | os.PathLike[str] | Run | Mapping[str, Any], again: Sequence[str | os.PathLike[str] | Run]) -> None:

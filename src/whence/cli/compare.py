@@ -52,6 +52,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("--plan", is_flag=True, help="Print who faces whom and why, and compare nothing.")
 @click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option(
+    "--match", type=click.Choice(["auto", "exact", "names", "order"]), default="auto", show_default=True,
+    help="How calls are paired: all rules, equal names, similar names, or line by line."
+)  # fmt: skip
+@click.option(
     "--sample", type=click.Choice(["auto", "all"]), default="auto", show_default=True,
     help="Replay a few of many steps and what stands out, or every call."
 )  # fmt: skip
@@ -69,7 +73,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     from whence import api, report
 
     if given["plan"]:
-        aligned = api.face(reference, target, mapping=given["chart"])
+        aligned = api.face(reference, target, mapping=given["chart"], match=given["match"])
         how = report.plan_json if form == "json" else report.plan_text
         sys.stdout.write(how(aligned.plan, aligned.reference, aligned.target))
         return 0
@@ -79,7 +83,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        mapping=given["chart"],
+        mapping=given["chart"], match=given["match"],
         third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
     )  # fmt: skip
     if form == "text":

@@ -20,7 +20,7 @@ _FIXED = ("verdict", "name", "op_type", "step", "rank", "occurrence", "reference
 def summary_data(result: Comparison) -> dict[str, Any]:
     """The fields that scripts read (DESIGN section 5a), as plain values."""
     keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
-            "inputs_differ", "without_partner", "declared", "versions", "headline", "notes", "environment", "timing",
+            "inputs_differ", "without_partner", "nearest", "declared", "versions", "headline", "notes", "environment", "timing",
             "repetition", "third")  # fmt: skip
     data: dict[str, Any] = msgspec.to_builtins(result)
     out = {k: data[k] for k in keep}

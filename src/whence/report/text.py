@@ -41,6 +41,7 @@ def answer(result: Comparison, *, output: str = "") -> str:
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
         lines.append(_row("  ambiguous" if side == "ambiguous" else f"  only {side}", ", ".join(clean(n) for n in names[:4]) + more))
+    lines += [_row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})") for n in result.nearest[:3]]
     for note in (*result.environment[:6], *result.notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:

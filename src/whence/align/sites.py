@@ -1,0 +1,140 @@
+"""The calls of a run by site: calls that differ only by step and micro step are one site, so that pairing it once pairs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from whence.records import Call, Run
+
+NOT_SELECTED = "not selected"
+
+
+class SiteKey(NamedTuple):
+    """What the calls of a site have in common."""
+
+    rank: int
+    root: str
+    phase: str
+    scope: str
+    op: str
+    occurrence: int
+
+
+def selected(calls: Iterable[Call]) -> list[Call]:
+    """The calls a capture was asked for; the others are in a run only to keep the tree whole."""
+    return [c for c in calls if NOT_SELECTED not in c.notes]
+
+
+def same_step(one: Call, other: Call) -> bool:
+    """Do two calls belong to one call of a root?"""
+    return (one.rank, one.root, one.step, one.micro) == (other.rank, other.root, other.step, other.micro)
+
+
+def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:
+    """Root names of the reference -> root names of the target they stand for."""
+    names_left, names_right = dict.fromkeys(c.root for c in left), dict.fromkeys(c.root for c in right)
+    table = {name: name for name in names_left if name in names_right}
+    free_left = [n for n in names_left if n not in table]
+    free_right = [n for n in names_right if n not in table]
+    if len(free_left) == 1 and len(free_right) == 1:
+        table[free_left[0]] = free_right[0]
+    return table
+
+
+class Sites:
+    """All sites of a run, numbered in the order in which they were first called.
+
+    keys, first: key and first call of each. moments: (step, micro) -> its selected calls then. selected: has it any.
+    parent: site of the enclosing call, -1 for a root. kids: sites below, in execution order; kids[-1] are the roots. A site that
+    the first steps did not call stands after what ran before it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.calls: Sequence[Call] = run.calls if isinstance(run.calls, (list, tuple)) else list(run.calls)
+        number: dict[SiteKey, int] = {}
+        site_of = [-1] * len(self.calls)
+        self.keys: list[SiteKey] = []
+        self.first: list[Call] = []
+        self.moments: list[dict[tuple[int, int], list[int]]] = []
+        for call in sorted(self.calls, key=lambda c: c.order):
+            key = SiteKey(call.rank, call.root, call.phase, call.scope, call.op, call.occurrence)
+            site = number.setdefault(key, len(self.keys))
+            if site == len(self.keys):
+                self.keys.append(key)
+                self.first.append(call)
+                self.moments.append({})
+            site_of[call.id] = site
+            if NOT_SELECTED not in call.notes:
+                self.moments[site].setdefault((call.step, call.micro), []).append(call.id)
+        self.site_of = site_of
+        self.number = number
+        self.parent = [site_of[c.parent] if c.parent >= 0 else -1 for c in self.first]
+        self.kids = self._order()
+
+    def _order(self) -> dict[int, list[int]]:
+        first: dict[int, int] = {}  # by parent site
+        after: dict[int, int] = {}  # site -> the sibling behind it
+        last: dict[int, int] = {}  # by parent call: the child that ran last
+        placed: set[int] = set()
+        for call in sorted(self.calls, key=lambda c: c.order):
+            site, before = self.site_of[call.id], last.get(call.parent, -1)
+            if site not in placed and self.first[site].id == call.id:
+                placed.add(site)
+                parent = self.parent[site]
+                if before < 0 or self.parent[before] != parent:
+                    if parent in first:
+                        after[site] = first[parent]
+                    first[parent] = site
+                else:
+                    if before in after:
+                        after[site] = after[before]
+                    after[before] = site
+            last[call.parent] = site
+        kids: dict[int, list[int]] = {}
+        for parent, one in first.items():
+            found = kids[parent] = [one]
+            while found[-1] in after:
+                found.append(after[found[-1]])
+        return kids
+
+    def leaves(self) -> list[int]:
+        """Sites that call no other, in execution order."""
+        out: list[int] = []
+        todo = list(reversed(self.kids.get(-1, ())))
+        while todo:
+            site = todo.pop()
+            kids = self.kids.get(site)
+            if kids:
+                todo += reversed(kids)
+            else:
+                out.append(site)
+        return out
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def selected(self, site: int) -> bool:
+        return bool(self.moments[site])
+
+    def name(self, site: int) -> str:
+        """How the site is called in a sentence."""
+        key = self.keys[site]
+        words = ".".join(part for part in (key.scope, key.op) if part) or key.root
+        return f"{words} #{key.occurrence}" if key.occurrence else words
+
+    def word(self, site: int) -> str:
+        """The last component of its name."""
+        key = self.keys[site]
+        return key.op or key.scope.rpartition(".")[2] or key.root
+
+    def below(self, site: int) -> list[int]:
+        """All sites below this one, in no order that matters."""
+        found: list[int] = []
+        todo = list(self.kids.get(site, ()))
+        while todo:
+            one = todo.pop()
+            found.append(one)
+            todo += self.kids.get(one, ())
+        return found

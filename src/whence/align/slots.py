@@ -1,0 +1,136 @@
+"""Which tensor of a call faces which of its partner: by slot, then by content, then by order where the shapes agree."""
+
+from __future__ import annotations
+
+from whence.records import Call, Record, Ref, Run
+from whence.results import SlotPair
+
+# Names of one parameter in different frameworks.
+_SAME_NAME = {
+    "kernel": "weight",
+    "w": "weight",
+    "scale": "weight",
+    "gamma": "weight",
+    "g": "weight",
+    "embedding": "weight",
+    "table": "weight",
+    "b": "bias",
+    "beta": "bias",
+    "offset": "bias",
+}
+_CLOSE = 1e-3
+_CLEARLY = 5.0
+
+
+def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[SlotPair], list[str], list[str]]:
+    """(pairs, slots only the reference's call has, slots only the target's has)."""
+    theirs = {r.slot: r for r in other.refs}
+    slots: list[SlotPair] = []
+    left: list[Ref] = []
+    for ref in call.refs:
+        match = theirs.pop(ref.slot, None)
+        if match is None:
+            left.append(ref)
+        else:
+            slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
+    free = list(theirs.values())
+    if call.op_type != other.op_type:
+        slots = _swapped(slots, reference, target)
+    if not left or not free:
+        return slots, [r.slot for r in left], [f.slot for f in free]
+    for kind in dict.fromkeys(_kind(r) for r in left):
+        mine = [r for r in left if _kind(r) == kind]
+        others = [f for f in free if _kind(f) == kind]
+        for ref, match in _matched(mine, others, kind, reference, target):
+            left.remove(ref)
+            free.remove(match)
+            slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
+    return slots, [r.slot for r in left], [f.slot for f in free]
+
+
+def _kind(ref: Ref) -> str:
+    return ref.slot.partition(".")[0]
+
+
+def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run) -> list[tuple[Ref, Ref]]:
+    """Pairs among the slots of one kind that share no name."""
+    out: list[tuple[Ref, Ref]] = []
+    mine, others = list(mine), list(others)
+
+    def take(ref: Ref, match: Ref) -> None:
+        out.append((ref, match))
+        mine.remove(ref)
+        others.remove(match)
+
+    if kind == "param":
+        for ref in list(mine):
+            named = [o for o in others if _parameter(o.slot) == _parameter(ref.slot)]
+            if len(named) == 1 and sum(_parameter(r.slot) == _parameter(ref.slot) for r in mine) == 1:
+                take(ref, named[0])
+    a = {r.slot: reference.records[r.record] for r in mine}
+    b = {o.slot: target.records[o.record] for o in others}
+    for ref in list(mine):
+        same = [o for o in others if _same_elements(a[ref.slot], b[o.slot])]
+        if len(same) == 1 and sum(_same_elements(a[r.slot], b[same[0].slot]) for r in mine) == 1:
+            take(ref, same[0])
+    for ref in list(mine):
+        near = sorted((_apart(a[ref.slot], b[o.slot]), k) for k, o in enumerate(others))
+        if near and near[0][0] < _CLOSE and (len(near) == 1 or near[1][0] > _CLEARLY * near[0][0] + 1e-6):
+            match = others[near[0][1]]
+            if a[ref.slot].shape == b[match.slot].shape and not any(
+                r is not ref and _apart(a[r.slot], b[match.slot]) <= _CLEARLY * near[0][0] + 1e-6 for r in mine
+            ):
+                take(ref, match)
+    for ref in list(mine):
+        # One program passes by position what the other passes by name.
+        match_ = next((o for o in others if b[o.slot].shape == a[ref.slot].shape), None)
+        if match_ is not None:
+            take(ref, match_)
+    if len(mine) == 1 and len(others) == 1 and a[mine[0].slot].count == b[others[0].slot].count:
+        take(mine[0], others[0])
+    return out
+
+
+def _parameter(slot: str) -> str:
+    head, _, last = slot.rpartition(".")
+    return f"{head}.{_SAME_NAME.get(last, last)}"
+
+
+def _same_elements(a: Record, b: Record) -> bool:
+    if a.count != b.count or a.dtype != b.dtype or not a.count:
+        return False
+    if a.sketch is not None and b.sketch is not None:
+        return a.sketch.checksum == b.sketch.checksum
+    return bool(a.hash) and a.hash == b.hash
+
+
+def _apart(a: Record, b: Record) -> float:
+    """The largest relative difference of norm and extremes; inf where that says nothing."""
+    s, t = a.statistics, b.statistics
+    if a.count != b.count or s is None or t is None or not s.std or not t.std:
+        return float("inf")
+    worst = 0.0
+    for x, y in ((s.norm, t.norm), (s.min, t.min), (s.max, t.max), (s.mean, t.mean)):
+        if x is None or y is None:
+            return float("inf")
+        worst = max(worst, abs(x - y) / max(abs(x), abs(y), 1e-3 * (s.std or 0.0), 1e-300))
+    return worst
+
+
+def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPair]:
+    """Two classes that take the same tensors in another order: positions whose elements cross face each other crosswise.
+
+    Calls of one class keep their positions: there, exchanged arguments are a fault.
+    """
+    at = [k for k, s in enumerate(slots) if s.reference_slot.startswith("input.") and s.reference_slot[6:].isdigit()]
+    out = list(slots)
+    for n, i in enumerate(at):
+        for j in at[n + 1 :]:
+            a, b = out[i], out[j]
+            one, two = reference.records[a.reference_record], reference.records[b.reference_record]
+            yours, other = target.records[a.target_record], target.records[b.target_record]
+            straight = _same_elements(one, yours) or _same_elements(two, other)
+            if not straight and _same_elements(one, other) and _same_elements(two, yours):
+                out[i] = SlotPair(a.reference_slot, b.target_slot, a.reference_record, b.target_record)
+                out[j] = SlotPair(b.reference_slot, a.target_slot, b.reference_record, a.target_record)
+    return out
