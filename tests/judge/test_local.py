@@ -132,3 +132,20 @@ def test_scaling_everything_by_two_changes_no_score(seed, rows, columns):
     a, b = judge.local(y, r, w), judge.local(2 * y, 2 * r, 2 * w)
     assert a.rho == pytest.approx(b.rho, rel=1e-9)
     assert a.z == pytest.approx(b.z, rel=1e-9)
+
+
+def test_one_element_is_measured_again_where_one_draw_said_too_little():
+    """The rounding of the first row is large, and came out small in one repetition by chance."""
+    rng = np.random.default_rng(5)
+    r = rng.standard_normal((256, 64))
+    noise = [rng.standard_normal((256, 64)) * 1e-7 for _ in range(5)]
+    for other in noise[1:]:
+        other[0] *= 8
+    w, *copies, y = ((r + n).astype(np.float32) for n in noise)
+    once = judge.local(y, r, w)
+    many = judge.steadier(once, y, r, [w, *copies])
+    assert once.parts()["z"] > 1
+    assert many.parts()["z"] <= 1
+    assert (many.rho, many.structure, many.score) == (once.rho, once.structure, max(many.parts().values()))
+    wrong = (r * 1.01).astype(np.float32)
+    assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies]) == judge.local(wrong, r, w)

@@ -16,7 +16,7 @@ from whence.align import expressions
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run
-from whence.results import Made
+from whence.results import Made, Plan, SlotPair
 
 _HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
 
@@ -121,6 +121,20 @@ def text(run: Run, record: int, names: bool = True) -> str:
         return ""
     inner = {name: text(run, ids[0]) for name, ids in made.operands if len(ids) == 1}
     return expressions.substituted(made.dims, {name: found for name, found in inner.items() if found})
+
+
+def worded(run: Run, plan: Plan) -> Plan:
+    """The plan with the text of every made tensor of the target beside the pair it is in."""
+    if not isinstance(run, Derived):
+        return plan
+    known: dict[int, str] = {}
+
+    def shown(slot: SlotPair) -> SlotPair:
+        dims = slot.dims or known.setdefault(slot.target_record, text(run, slot.target_record))
+        return msgspec.structs.replace(slot, dims=dims) if dims != slot.dims else slot
+
+    pairs = (msgspec.structs.replace(p, slots=tuple(map(shown, p.slots))) for p in plan.pairs)
+    return msgspec.structs.replace(plan, pairs=tuple(pairs))
 
 
 def _made_of(run: Run, record: int) -> Made | None:

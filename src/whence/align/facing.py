@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapping, padding, tensors
-from whence.align.derived import Derived
+from whence.align import batches, mapping, padding, ranks, tensors
+from whence.align.derived import Derived, worded
 from whence.align.mapping import Map
 from whence.align.plan import plan
 from whence.records import Run
@@ -36,6 +36,9 @@ def align(
     said: list[str] = []
     if chart is not None:
         reference, target, named, said = mapping.prepared(reference, target, chart)
+    joined: tuple[str, ...] = ()
+    if match in ("auto", "names"):
+        reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
     faced = batches.Faced(reference, target)
     if match in ("auto", "names"):
         faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
@@ -46,12 +49,12 @@ def align(
     if match == "auto":
         reference, target, found = tensors.face(reference, target, found, inside)
     found = msgspec.structs.replace(
-        found, notes=(*said, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        found, notes=(*said, *joined, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
     if match in ("auto", "names"):
         target, found = padding.filled(reference, target, found)
-    return Aligned(reference, target, found)
+    return Aligned(reference, target, worded(target, found))
 
 
 def made_of(run: Run) -> tuple[Made, ...]:

@@ -12,6 +12,9 @@
       - reference: model.norm
         target: model.norm
         slots: {output.0: {dims: a + b, a: output.0, b: output.1}, input.1: null}
+    ranks:                                    # how tensors lie on the ranks of a run
+      - {names: "model.layers.*.mlp.down_proj", slot: output.0, as: sum}
+      - {names: "*", slot: input.hidden_states, as: zigzag, axis: 1}
     ignore: {reference: ["*.dropout"], target: ["*.rotary_emb"]}
 
 `{i}` stands for one component of a name or a part of one, `*` for anything; both hold on either side of an entry.
@@ -34,13 +37,15 @@ import yaml
 from whence.align.derived import Derived, Making
 from whence.align.expressions import Node, Unfit, parse
 from whence.align.plan import pair_of
+from whence.align.ranks import Shard
+from whence.align.shards import HOW
 from whence.align.sites import NOT_SELECTED, selected
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair
 
 RULE = "user map"
-_TOP = ("names", "pairs", "ignore")
+_TOP = ("names", "pairs", "ranks", "ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class Map:
     pairs: tuple[Entry, ...] = ()
     ignore_reference: tuple[tuple[str, int], ...] = ()
     ignore_target: tuple[tuple[str, int], ...] = ()
+    ranks: tuple[Shard, ...] = ()
 
     def error(self, line: int, what: str) -> UsageError:
         """An error at a line of the file."""
@@ -119,7 +125,18 @@ class _Reader:
         sides = [
             tuple((self._text(n, "ignore"), _line(n)) for n in self._list(ignore.get(s), f"ignore.{s}")) for s in ("reference", "target")
         ]
-        return Map(self.path, names, pairs, sides[0], sides[1])
+        return Map(self.path, names, pairs, sides[0], sides[1], tuple(self._shard(n) for n in self._list(top.get("ranks"), "ranks")))
+
+    def _shard(self, node: yaml.Node) -> Shard:
+        table = self._table(node, "an entry of ranks", ("names", "slot", "as", "axis"), needed=("names", "as"))
+        slot = self._text(table["slot"], "slot") if "slot" in table else "*"
+        axis = self._text(table["axis"], "axis") if "axis" in table else "-1"
+        if not axis.removeprefix("-").isdigit():
+            raise self._error(table["axis"], f"axis: {axis!r} is not a whole number")
+        how = self._text(table["as"], "as")
+        if how not in HOW:
+            raise self._error(table["as"], f"as: {how!r} is not known; there are {', '.join(HOW)}")
+        return Shard(self._text(table["names"], "names"), how, int(axis), slot, f"{self.path}, line {_line(node)}")
 
     def _rewrite(self, node: yaml.Node) -> Rewrite:
         table = self._table(node, "an entry of names", ("from", "to"), needed=("from", "to"))

@@ -59,9 +59,8 @@ def capture(
     launch.apply_determinism(chosen)
     listener = None
     try:
-        if chosen.ranks is None or session.rank in chosen.ranks:
-            listener = Listener(session, model, find_external=_Externals(model, session), changes=_changes(session))
-            listener.install()
+        listener = Listener(session, model, find_external=_Externals(model, session), changes=_changes(session))
+        listener.install()
         yield session
     finally:
         if listener is not None:
@@ -73,12 +72,8 @@ def attach(options: CaptureOptions, run_path: str) -> None:
     """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
     from whence.capture.torch_modules import Listener
 
-    chosen = options
-    if chosen.ranks is not None and _rank() not in chosen.ranks:
-        return
-
     def start() -> Listener:
-        session = _session(run_path, chosen, None)
+        session = _session(run_path, options, None)
         listener = Listener(session, None, find_external=_Externals(None, session), changes=_changes(session))
         listener.install()
         return listener
@@ -129,7 +124,7 @@ def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str
     from whence.capture.session import Session
 
     limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
-    return Session(lambda rank: store.Writer(folder, rank), options, max_bytes=limit, rank=_rank(), on_record=on_record)
+    return Session(lambda rank: store.Writer(folder, rank), options, max_bytes=limit, rank=_rank, on_record=on_record)
 
 
 def default_max_bytes(folder: str) -> int:
@@ -143,7 +138,13 @@ def default_max_bytes(folder: str) -> int:
 
 
 def _rank() -> int:
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+    """The rank of this process: of its process group once it has joined one, else as its launcher says."""
+    from whence.capture import torch_ranks
+
+    found = torch_ranks.facts().get("rank")
+    if found is not None:
+        return int(found)
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"):
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)

@@ -99,5 +99,6 @@ def perturbed(array: Array, working: str, noise: Noise) -> Array:
         return array
     u = judge.unit_roundoff(working if working != "recorded" else kind.name)
     xi: npt.NDArray[np.float64] = noise.uniform(-1.0, 1.0, array.shape)
-    noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
-    return noisy
+    with np.errstate(over="ignore"):
+        noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
+    return np.where(np.isfinite(noisy), noisy, array)  # what stands for "masked" is the largest number there is

@@ -16,6 +16,7 @@ from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
+from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.judge.policy import Policy
@@ -91,7 +92,7 @@ def compare_runs(
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
         judging = Judging(faces, tiles, options, repeated, otherwise, tell)
-        verdicts = judging.verdicts()
+        verdicts = Ranked(judging).explained(judging.verdicts())
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)

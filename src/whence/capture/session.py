@@ -44,7 +44,8 @@ def load_on_record(spec: str) -> OnRecord:
 class Session:
     """One capture of one process.
 
-    open_sink: called at the first record with (rank); max_bytes: budget for elements.
+    open_sink: called at the first record with (rank); max_bytes: budget for elements. rank: of this process, or a function that is
+    asked when the first model is called: a program joins its process group before that, and after the capture was set up.
     say: where lines for a human go (default stderr). Thread-safe; listeners may call from any thread.
     """
 
@@ -54,11 +55,12 @@ class Session:
         options: CaptureOptions,
         *,
         max_bytes: int,
-        rank: int = 0,
+        rank: int | Callable[[], int] = 0,
         on_record: OnRecord | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.options, self.rank, self.max_bytes = options, rank, max_bytes
+        self.options, self.max_bytes = options, max_bytes
+        self._rank: int | Callable[[], int] = rank
         self.selector = Selector(options)
         some = options.include or options.exclude or options.classes or options.ids or options.steps
         self.takes_all = not some and options.max_depth is None
@@ -79,6 +81,19 @@ class Session:
         self.records = 0
 
     # ---- the sink, and what happens when it fails
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process, the same from the first time it is asked for."""
+        if not isinstance(self._rank, int):
+            self._rank = self._rank()
+        return self._rank
+
+    def begin(self) -> bool:
+        """The first model is called: is this process among the ranks that were asked for? If not, nothing is ever taken."""
+        if self.options.ranks is not None and self.rank not in self.options.ranks:
+            self.failed = self.failed or f"rank {self.rank} was not asked for"
+        return not self.failed
 
     @property
     def active(self) -> bool:

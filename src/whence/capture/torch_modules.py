@@ -25,6 +25,7 @@ import torch
 
 from whence.arrays import host
 from whence.arrays import torch as tensors
+from whence.capture import torch_ranks
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside
 from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
@@ -285,6 +286,8 @@ class Listener:
                 if self.model is not None:
                     return None
                 self._new_root(module)
+                if not session.active:
+                    return None
                 known = self._known[id(module)]
             else:
                 known = self._adopt(module, parent)
@@ -430,6 +433,8 @@ class Listener:
         root = Root(kind if not alike else f"{kind}#{len(alike)}", module)
         self._roots[root.name] = root
         self._learn(module, root, "")
+        if not self.session.begin():
+            return
         self._settings(module, root)
         if self._changes is not None:
             self._changes.met(root.name, module)
@@ -479,6 +484,7 @@ class Listener:
             "matmul_precision": torch.get_float32_matmul_precision(),
             "torch": str(torch.__version__),
         }
+        settings |= torch_ranks.facts()
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             settings["attention"] = attention

@@ -11,9 +11,10 @@ from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
 from whence.judge.whole import measure as whole
+from whence.judge.whole import steadier
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between",
     "coarser", "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
-    "of_unseen", "parameters", "pool", "repeated", "rounded", "three_way", "unit_roundoff", "whole", "with_third",
+    "of_unseen", "parameters", "pool", "repeated", "rounded", "steadier", "three_way", "unit_roundoff", "whole", "with_third",
 ]  # fmt: skip

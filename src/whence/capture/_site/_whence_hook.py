@@ -24,7 +24,7 @@ def arm(text: str) -> None:
     """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`, `options`, `seed`)."""
     config: dict[str, Any] = json.loads(text)
     log(config["run"], "python")
-    actions: dict[str, Callable[[ModuleType], None]] = {"torch": lambda torch: attach(config)}
+    actions: dict[str, Callable[[ModuleType], None]] = {"torch": lambda torch: attach(config), "subprocess": follow}
     seed = config["options"].get("seed")
     if seed is not None:
         import random
@@ -37,6 +37,24 @@ def arm(text: str) -> None:
         if name in sys.modules:  # a .pth file was faster
             guarded(config, actions.pop(name), sys.modules[name])
     sys.meta_path.insert(0, Watcher(config, actions))
+
+
+def follow(subprocess: ModuleType) -> None:
+    """Keep this folder on the PYTHONPATH of children whose environment has another one; one that was cleared stays as it is."""
+    popen: Any = subprocess.Popen
+    start, here = popen._execute_child, os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    at = start.__code__.co_varnames.index("env")
+
+    def _execute_child(*given: Any) -> Any:
+        env = given[at] if at < len(given) else None
+        if env is not None and "WHENCE_CAPTURE" in env:
+            before = env.get("PYTHONPATH", "")
+            if here not in before.split(os.pathsep):
+                env = {**env, "PYTHONPATH": here + (os.pathsep + before if before else "")}
+                given = (*given[:at], env, *given[at + 1 :])
+        return start(*given)
+
+    popen._execute_child = _execute_child
 
 
 def attach(config: dict[str, Any]) -> None:
