@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import capture as capture
-    from whence.api import compare, doctor, load_comparison, open_run
+    from whence.api import compare, doctor, load_comparison, open_run, record, recording
     from whence.api import locate as locate
 
 __version__ = "0.1.0"
-__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run"]
+__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run", "record", "recording"]
 
 
 class _Whence(ModuleType):

@@ -92,6 +92,10 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dims: str = ""
 
 
+TENSOR_RULE = "tensor"
+"""The rule of pairs that were made because tensors face each other, one of which has no call (`align.tensors`)."""
+
+
 class CallPair(msgspec.Struct, frozen=True):
     """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name").
 

@@ -13,9 +13,10 @@ from whence.align.plan import MATCHES, plan
 from whence.align.ranks import ON_RANKS, PIECES, SHOWN, Shard
 from whence.align.sequences import is_cache, is_told_apart
 from whence.align.sites import NOT_SELECTED, same_step, selected
+from whence.align.tensors import Inner
 
 __all__ = [
-    "MATCHES", "NOT_SELECTED", "ON_RANKS", "PIECES", "SHOWN", "Aligned", "Derived", "Making", "Map", "Shard", "align", "changed",
-    "differences", "is_cache", "is_gathered", "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan", "same_step",
-    "selected", "settings_of", "starred",
+    "MATCHES", "NOT_SELECTED", "ON_RANKS", "PIECES", "SHOWN", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align",
+    "changed", "differences", "is_cache", "is_gathered", "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan",
+    "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapping, padding, ranks
+from whence.align import batches, mapping, padding, ranks, tensors
 from whence.align.derived import Derived, worded
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
@@ -25,11 +26,14 @@ class Aligned:
     plan: Plan
 
 
-def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None) -> Aligned:
+def align(
+    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None
+) -> Aligned:  # fmt: skip
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
     match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
-    UsageError where that does not fit.
+    UsageError where that does not fit. inside: computes tensors inside calls of the reference that no record holds; asked for those
+    of the target left without a partner.
     """
     said: list[str] = []
     if chart is not None:
@@ -47,6 +51,8 @@ def align(reference: Run, target: Run, *, match: str = "auto", chart: Map | None
     if match in ("auto", "names"):
         target, found = fused(reference, target, found)
         target, found = laid_out(reference, target, found)
+    if match == "auto":
+        reference, target, found = tensors.face(reference, target, found, inside)
     found = msgspec.structs.replace(
         found, notes=(*said, *joined, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),

@@ -77,7 +77,8 @@ class Answer:
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
-        refs = (*call.slots("output"), *call.slots("mutated"))
+        covered = self.judging.tapped.covered  # made on the way to what was compared
+        refs = [r for r in (*call.slots("output"), *call.slots("mutated")) if r.slot in slots or r.record not in covered]
         there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
         for ref in there or refs:
             slot = slots.get(ref.slot)

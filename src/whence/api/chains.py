@@ -50,6 +50,7 @@ class Chain:
             array = array if array is not None else self.side.lent(own.get(slot), self.working)
             if array is not None:
                 inputs[slot] = array
+        inputs = self.passing(call, inputs)
         there = {*inputs, *program.params, *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid))}
         wanted = loaded.determined(there)
         if not wanted:
@@ -58,12 +59,21 @@ class Chain:
         held = self._held(loaded, call, self.working)
         made: dict[str, Array] = loaded.run(
             inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed),
-            convert=False,
+            convert=False, trace=self.trace(call),
         )  # fmt: skip
         self.ran.append(call)
         left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
+        left = self.passing(call, left)
         self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)
         return left
+
+    def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """What goes on in the place of what a call is given or leaves, by slot: here, as it is."""
+        return dict(arrays)
+
+    def trace(self, call: Call) -> Callable[[int, Array], None] | None:
+        """What is told of every operator of a call; here, nothing is."""
+        return None
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
         """What the k-th child of `call` leaves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from whence.api.judging import Judging
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
+from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
@@ -64,8 +66,9 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
+        within = functools.partial(inside, allow=options.allow) if options.replay else None
         own = Read(reference)
-        aligned = align.align(own, Read(target), match=options.match, chart=options.chart)
+        aligned = align.align(own, Read(target), match=options.match, chart=options.chart, inside=within)
         left, right = Read(aligned.reference), Read(aligned.target)
 
     def beside(run: Run) -> Read:
@@ -112,7 +115,8 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *first.notes, *otherwise.notes(),
+            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *first.notes, *otherwise.notes(),
             *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),

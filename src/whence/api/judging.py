@@ -17,6 +17,7 @@ from whence.api.otherwise import Otherwise
 from whence.api.parameters import Parameters
 from whence.api.replaying import Replayed, Replayer
 from whence.api.sampling import Sampling
+from whence.api.tapped import Tapped
 from whence.locate import GUILTY
 from whence.records import Call, Region
 from whence.results import CallPair, SlotPair, Verdict, severity
@@ -49,6 +50,7 @@ class Judging:
                 faces.reference, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow,
                 spread=again.elementwise, model=options.model,
             )  # fmt: skip
+        self.tapped = Tapped(faces, regions, self.replayer)
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
@@ -58,8 +60,14 @@ class Judging:
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
-        verdicts: dict[tuple[int, int], Verdict] = {}
-        paired = [(region, self.faces.pair_of[region.call]) for region in self.regions if region.call in self.faces.pair_of]
+        verdicts = self.tapped.verdicts()
+        self.inside |= self.tapped.inside()
+        self.not_replayed |= self.tapped.not_replayed
+        paired = [
+            (region, self.faces.pair_of[region.call])
+            for region in self.regions
+            if region.call in self.faces.pair_of and region.call not in self.tapped.calls
+        ]
 
         # All calls of one module together: its parameters are converted once. The order within a module stays.
         def order(item: tuple[Region, int]) -> tuple[bool, str]:

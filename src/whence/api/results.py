@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def compare(
-    reference: str | os.PathLike[str] | Run,
-    target: str | os.PathLike[str] | Run,
+    reference: str | os.PathLike[str] | Run | Mapping[str, Any],
+    target: str | os.PathLike[str] | Run | Mapping[str, Any],
     *,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -39,7 +39,7 @@ def compare(
     budget: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
-    """Compare two runs (folders or opened runs) and say whether they still compute the same, and if not, from which operator on.
+    """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
 
     output: a folder to write `summary.json`, `report.csv`, `report.json` into; None writes nothing. replay: run the recorded
     programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
@@ -57,7 +57,7 @@ def compare(
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
-    from whence.api import modelling
+    from whence.api import labels, modelling
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
@@ -79,10 +79,16 @@ def compare(
     if folder is not None:
         _check_output(folder, force)
 
-    def opened(run: str | os.PathLike[str] | Run) -> Run:
+    def opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:
+        if isinstance(run, Mapping):
+            return labels.in_memory(run, words)
         return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
-    left, right, finer = opened(reference), opened(target), opened(third) if third is not None else None
+    left, right, finer = (
+        opened(reference, "<reference arrays>"),
+        opened(target, "<target arrays>"),
+        opened(third) if third is not None else None,
+    )
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
@@ -107,12 +113,13 @@ def face(
     """
     from whence import align
     from whence.api.runs import open_run
+    from whence.api.tapped import inside
 
     left, right = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
-    return align.align(left, right, match=match, chart=align.load_map(mapping) if mapping is not None else None)
+    return align.align(left, right, match=match, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
 
 
-def _check_again(reference: str | os.PathLike[str] | Run, again: Sequence[str | os.PathLike[str] | Run]) -> None:
+def _check_again(reference: str | os.PathLike[str] | Run | Mapping[str, Any], again: Sequence[str | os.PathLike[str] | Run]) -> None:
     paths = (str, os.PathLike)
     if isinstance(again, paths):
         raise UsageError(f"again takes a list of runs: again=[{os.fspath(again)!r}]")

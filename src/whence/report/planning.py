@@ -11,7 +11,7 @@ import yaml
 
 from whence.records import Call, Run
 from whence.report.plain import clean, columns, count
-from whence.results import CallPair, Plan, SlotPair
+from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 Operands = Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]
 
@@ -96,7 +96,7 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
 def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands, *, general: bool = True) -> dict[str, Any] | None:
     """One pair as an entry of a map; None where names already say it, or a map cannot. general: numbers written {i}."""
     a, b = reference.calls[pair.reference], target.calls[pair.target]
-    if not a.scope or not b.scope:
+    if not a.scope or not b.scope or pair.rule == TENSOR_RULE:  # those are found again by their elements
         return None
     slots: dict[str, Any] = {}
     made = {s.reference_slot: found for s in pair.slots if s.dims and (found := _operands(s, pair, target, operands)) is not None}

@@ -1,0 +1,73 @@
+"""Activations as kernels of quantised models round them: in blocks along the last axis, each with one scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from whence.dtypes import Array
+
+F64 = npt.NDArray[np.float64]
+
+BLOCKS = {
+    "activations of 8 bits in blocks of 32": 32,  # ggml: Q8_0 and Q8_1
+    "activations of 8 bits in blocks of 256": 256,  # ggml: Q8_K
+    "activations of 8 bits by row": 0,  # dynamic int8
+}
+"""What is tried, in words, and how many elements share a scale; 0 for a whole row."""
+
+_TOP = 127
+
+
+def in_blocks(array: Array, *, width: int) -> Array:
+    """The values that 8-bit codes in blocks of `width` stand for; as they are where the last axis is no multiple of it.
+
+    array: real floating. A block's scale is its largest magnitude / 127; codes are rounded to the nearest. Scales of blocks of 32
+    are kept in float16, as ggml does (the code is taken with the exact one). Source: ggml-quants.c, quantize_row_q8_0_ref.
+    """
+    last = array.shape[-1] if array.ndim else 0
+    width = width or last
+    if not last or last % width or array.dtype.kind in "iubc":
+        return array
+    # In float32, as the kernels do: which code a value near the middle of two gets hangs on the last bit.
+    blocks = array.astype(np.float32).reshape(-1, width)
+    most = np.abs(blocks).max(axis=1, keepdims=True)
+    times = np.divide(np.float32(_TOP), most, out=np.zeros_like(most), where=most > 0)
+    scale = most / np.float32(_TOP)
+    kept = scale.astype(np.float16) if width == 32 else scale
+    out: Array = (np.rint(blocks * times).astype(np.float64) * kept.astype(np.float64)).astype(array.dtype).reshape(array.shape)
+    return out
+
+
+def by_row(output: Array, right: Array) -> F64:
+    """Relative 2-norm of output - right for every vector along the last axis; both of one shape. inf where a row is not finite."""
+    y, r = (x.astype(np.float64).reshape(-1, x.shape[-1] if x.ndim else 1) for x in (output, right))
+    size, apart = np.linalg.norm(r, axis=1), np.linalg.norm(y - r, axis=1)
+    found = np.divide(apart, size, out=np.where(apart > 0, np.inf, 0.0), where=size > 0)
+    return np.where(np.isfinite(found), found, np.inf)
+
+
+def typical(errors: F64) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def gain(before: F64, after: F64) -> float:
+    """By how much errors by row fall, root mean square; 0 where one row stays several times further off than rows were before.
+
+    Rows count alike: one of giant activations does not stand for the others. A fault in one row is none that coarser codes explain.
+    """
+    if not after.size or not np.isfinite(after).all():
+        return 0.0
+    usual, left = typical(before), typical(after)
+    if float(after.max()) > _OUTLYING * usual:
+        return 0.0
+    found = usual / left if left else np.inf
+    return found if float(after.max()) <= usual else min(found, EXPLAINED / 2)
+
+
+EXPLAINED = 5.0
+"""From a larger gain on, coarser codes are what the target has: what is left is small beside them."""
+MOSTLY = 1.4
+"""From this gain on, more than half of the squared error is theirs: along many products, codes part at the last bit."""
+_OUTLYING = 3.0
