@@ -160,7 +160,7 @@ class Answer:
     def _with_layout(self, finding: Finding) -> Finding:
         """Where the target keeps what the finding is about, and which of the tensors that it was joined from differs."""
         slot = self.faces.slot(finding.pair, finding.slot) if finding.pair >= 0 and finding.slot else None
-        if slot is None or not slot.dims:
+        if slot is None or not slot.dims or self._since(finding, self.faces.arrays(slot)):
             return finding
         arrays = self.faces.arrays(slot)
         parts: tuple[str, ...] = ()
@@ -173,8 +173,10 @@ class Answer:
         where = _and(parts) if parts else slot.dims if len(slot.dims) <= _LONGEST else f"{slot.dims[:_LONGEST]} ..."
         return _but_finding(finding, sentence=f"{finding.sentence}; {where} of the target")
 
-    def _since(self, finding: Finding, arrays: tuple[Array, Array]) -> str:
+    def _since(self, finding: Finding, arrays: tuple[Array, Array] | None) -> str:
         """Where the calls of several steps were joined: from which token and step on they part."""
+        if arrays is None:
+            return ""
         pair = self.faces.plan.pairs[finding.pair]
         sides = {"reference": self.faces.calls[pair.reference], "target": self.faces.target.calls[pair.target]}
         for joined in self.faces.plan.joined:

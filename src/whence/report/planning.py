@@ -27,10 +27,10 @@ def plan_text(plan: Plan, reference: Run, target: Run) -> str:
     groups: dict[tuple[str, str, str, str], list[CallPair]] = {}
     for pair in plan.pairs:
         names = [_name(reference.calls[pair.reference]), _name(target.calls[pair.target])]
-        groups.setdefault((_starred(names[0]), _starred(names[1]), pair.rule, _starred(pair.evidence)), []).append(pair)
+        groups.setdefault((_starred(names[0]), re.sub(r"\d+", "*", names[1]), pair.rule, _starred(pair.evidence)), []).append(pair)
     table = [("reference", "target", "calls", "rule", "evidence")]
     for (ours, theirs, rule, evidence), pairs in groups.items():
-        table.append((clean(ours), "=" if ours == theirs else clean(theirs), str(len(pairs)), rule, clean(evidence)))
+        table.append((clean(ours), "=" if re.sub(r"\d+", "*", ours) == theirs else clean(theirs), str(len(pairs)), rule, clean(evidence)))
         dims = dict.fromkeys((s.reference_slot, s.dims) for pair in pairs for s in pair.slots if s.dims)
         table += [("", f"  {clean(slot)} = {clean(text)}", "", "", "") for slot, text in list(dims)[:6]]
         only = dict.fromkeys(slot for pair in pairs for slot in (*pair.only_reference, *(f"target's {s}" for s in pair.only_target)))
