@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,7 +54,9 @@ def facing(reference: Run, target: Run) -> Faced:
 
 
 def _roots(run: Run, name: str) -> list[Call]:
-    return sorted((c for c in run.calls if c.parent == -1 and c.root == name and c.phase == "forward"), key=lambda c: c.order)
+    """Its outermost calls in order. What is called beside the root itself (a logits processor, an encoder) is part of its step."""
+    found = sorted((c for c in run.calls if c.parent == -1 and c.root == name and c.phase == "forward"), key=lambda c: c.order)
+    return [c for c in found if not c.scope] or found
 
 
 def _root(left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call], parted: list[Parted]) -> list[str]:
@@ -121,7 +124,7 @@ class _Facing:
 
 def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> Gathering:
     given = {f.call.id: f for f in calls}
-    return Gathering(side.making, side.run.calls, given, _totals(sequences, given))
+    return Gathering(side.making, side.run.calls, given, _totals(sequences, given), Counter(p.call for one in sequences for p in one.pieces))
 
 
 def _totals(sequences: Iterable[Asked], given: dict[int, Fed]) -> dict[int, int]:

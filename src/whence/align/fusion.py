@@ -17,6 +17,7 @@ import numpy as np
 from whence.align import channels
 from whence.align import expressions as ex
 from whence.align.folded import absorbed, folded
+from whence.align.heads import heads
 from whence.align.layouts import clear_best, distance, spread
 from whence.align.matching import Matching, identifier, short
 from whence.align.names import starred
@@ -39,6 +40,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     folded(at)
     absorbed(at)
     streams(at)
+    heads(at)
     return at.done()
 
 

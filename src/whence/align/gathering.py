@@ -33,19 +33,24 @@ def is_gathered(call: Call) -> bool:
 
 
 class Seen(NamedTuple):
-    """One sight of a slot: its shape, and what the root was given then. total: tokens it could see, with those cached."""
+    """One sight of a slot: its shape, and what the root was given then. total: tokens it could see, with those cached.
+
+    batch: None in a flattened batch. rows: of the batch, however it lies.
+    """
 
     shape: tuple[int, ...]
     batch: int | None
     width: int
     total: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
     """Where the rows, the new tokens and the tokens that can be seen lie in a tensor; None where it has no such axis.
 
-    last: the axis of new tokens where only the last of a call is there (the scores of a generation).
+    last: the axis of new tokens where only the last of a call is there (the scores of a generation); of a flattened batch it has
+    the last of every row.
     """
 
     batch: int | None = None
@@ -73,6 +78,10 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     token = next(iter(new), None) if seen is None or mask else None
     if seen is None and mask and token is not None:
         seen = next((k for k in all_ if k != token), None)
+    if token is None and seen is None and all(s.batch is None for s in sights) and any(s.width > s.rows for s in sights):
+        last = next((k for k in range(count - 1) if all(s.shape[k] == s.rows for s in sights)), None)
+        if last is not None:
+            return Axes(last=last) if set(varied) <= {last} else None
     if any(k not in (batch, token, seen) for k in varied):
         return None
     one = [k for k in range(count - 1) if k != batch and all(s.shape[k] == 1 for s in sights)]
@@ -83,8 +92,10 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
 class Gathering:
     """The calls of one side, as units are gathered from them. New calls take the place of those they were made from."""
 
-    def __init__(self, making: Making, calls: Sequence[Call], given: Mapping[int, Fed], totals: Mapping[int, int]) -> None:
-        self.making, self._given, self._totals = making, given, totals
+    def __init__(
+        self, making: Making, calls: Sequence[Call], given: Mapping[int, Fed], totals: Mapping[int, int], rows: Mapping[int, int]
+    ) -> None:
+        self.making, self._given, self._totals, self._rows = making, given, totals, rows
         self._trees: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
         for call in calls:
             self._trees[_tree(call)].append(call)
@@ -142,7 +153,7 @@ class Gathering:
         found = self._axes_of(call, slot)
         if found is None:
             return None
-        theirs = other[1] if _place(call, slot) in other[0] else None
+        theirs = other[1] if other[0] and (found.last is not None or _place(call, slot) in other[0]) else None
         place = (call.scope, call.op, call.occurrence)
         records: dict[int, int] = {}
         for piece in (p for line in lines for p in line):
@@ -162,7 +173,7 @@ class Gathering:
         if axes.last is not None:
             # Of each call its last token: one token each, and those of the sequence that both runs have.
             lines = [
-                [p._replace(start=0, stop=1) for p, at in zip(line, _ends(line), strict=True) if p.whole and at in wanted] for line in lines
+                [self._last(p) for p, at in zip(line, _ends(line), strict=True) if p.whole and at in wanted] for line in lines
             ]
             if not lines[0]:
                 return None
@@ -171,6 +182,11 @@ class Gathering:
             made = self._joined(axes, lines, records)
             return self.making.add(Take(Name("x"), tuple(wanted), axes.token), {"x": [made]})
         return self._joined(axes, lines, records)
+
+    def _last(self, piece: Piece) -> Piece:
+        """Where its last token lies among those of all rows."""
+        at = piece.row if self._given[piece.call].flat else 0
+        return piece._replace(start=at, stop=at + 1)
 
     def _joined(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> int:
         making, calls = self.making, list(dict.fromkeys(p.call for line in lines for p in line))
@@ -261,7 +277,7 @@ class Gathering:
                     if not ref.slot.startswith("param"):
                         shape = self.making.record(ref.record).shape
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
-                            Seen(shape, batch, given.width, self._totals[root])
+                            Seen(shape, batch, given.width, self._totals[root], self._rows.get(root, 1))
                         )
         return out
 

@@ -29,7 +29,7 @@ _ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
 class Piece(NamedTuple):
     """Tokens [start, stop) of a row of one root call, in the call's own token axis. total: tokens it can see, with those cached.
 
-    whole: do they reach to the call's last token?
+    row: in a flattened batch the how manieth from the front. whole: do they reach to the call's last token?
     """
 
     call: int
@@ -284,7 +284,7 @@ def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked]) -> list[Ask
             free.remove(found)
         had = len(found.tokens)
         found.tokens = (*found.tokens, *tokens)
-        found.pieces.append(Piece(call.call.id, 0, start, start + len(tokens), had + len(tokens)))
+        found.pieces.append(Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)))
         now.append(found)
     return now + free
 
