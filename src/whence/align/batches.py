@@ -124,7 +124,9 @@ class _Facing:
 
 def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> Gathering:
     given = {f.call.id: f for f in calls}
-    return Gathering(side.making, side.run.calls, given, _totals(sequences, given), Counter(p.call for one in sequences for p in one.pieces))
+    return Gathering(
+        side.making, side.run.calls, given, _totals(sequences, given), Counter(p.call for one in sequences for p in one.pieces)
+    )
 
 
 def _totals(sequences: Iterable[Asked], given: dict[int, Fed]) -> dict[int, int]:

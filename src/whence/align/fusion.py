@@ -41,7 +41,23 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     absorbed(at)
     streams(at)
     heads(at)
+    _packed(at)
     return at.done()
+
+
+def _packed(at: Matching) -> None:
+    """Tell what cannot be compared: weights that an engine has laid out anew for its kernels and left empty."""
+
+    def is_gone(slot: SlotPair) -> bool:
+        of = at.reference.records[slot.reference_record]
+        return slot.reference_slot.startswith("param") and of.count > at.record("target", slot.target_record).count == 0
+
+    names = dict.fromkeys(at.reference.calls[p.reference].scope for p in at.pairs.values() if any(map(is_gone, p.slots)))
+    if names:
+        at.notes.append(
+            f"parameters of {len(names)} modules are empty in the target (packed by its engine): they are not compared, and the "
+            "reference's stand in for them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +299,7 @@ class _Projections:
             else:
                 along = len(shape) - 1 if kind == "output" and shape and shape[-1] == extent else None
             if along is None:
-                if kind == "input":
+                if kind == "input" or not self.at.making.record(record).count:  # packed away: nothing to take a part of
                     slots.append(SlotPair(ref.slot, ref.slot, ref.record, record))
                 continue
             node = channels.taken(ex.Name(name), shape, along, places)

@@ -172,9 +172,7 @@ class Gathering:
         wanted = [at for at in mine if theirs is None or at in theirs] if axes.last is not None else list(theirs or ())
         if axes.last is not None:
             # Of each call its last token: one token each, and those of the sequence that both runs have.
-            lines = [
-                [self._last(p) for p, at in zip(line, _ends(line), strict=True) if p.whole and at in wanted] for line in lines
-            ]
+            lines = [[self._last(p) for p, at in zip(line, _ends(line), strict=True) if p.whole and at in wanted] for line in lines]
             if not lines[0]:
                 return None
             return self._joined(Axes(axes.batch, axes.last), lines, records)

@@ -16,6 +16,7 @@ from whence.records import Call, Ref, Run
 from whence.results import SlotPair
 
 RULE = "data flow"
+_WORDS = "makes what the root of the other run returns"
 
 
 def heads(at: Matching) -> None:
@@ -30,8 +31,10 @@ def heads(at: Matching) -> None:
         for ref in _returned(other, pair.only_target, at.target):
             _face(at, _alone(free[1], call, at.reference, at.target, ref.record), _maker(theirs, other, ref.record))
     known = at.faces()
-    for pair in roots:
-        left = _returned(at.reference.calls[pair.reference], pair.only_reference, at.reference)
+    for pair in (p for p in at.pairs.copy().values() if p.evidence == _WORDS or p in roots):
+        call = at.reference.calls[pair.reference]
+        left = [r for r in call.slots("param") if r.slot in pair.only_reference]  # tied to the embedding, perhaps
+        left += _returned(call, pair.only_reference, at.reference)
         found = [SlotPair(r.slot, known[r.record][1], r.record, known[r.record][0]) for r in left if r.record in known]
         if found:
             at.put(pair.reference, [*pair.slots, *found])
@@ -70,8 +73,7 @@ def _alone(calls: Iterable[Call], root: Call, run: Run, across: Run, record: int
 def _face(at: Matching, call: Call | None, other: Call | None) -> None:
     if call is None or other is None or call.id not in at.free_reference or other.id not in at.free_target:
         return
-    words = "makes what the root of the other run returns"
     at.free("reference", call)
     at.free("target", other)
-    at.pairs[call.id] = pair_of(call, other, RULE, at.reference, at.target, words)
+    at.pairs[call.id] = pair_of(call, other, RULE, at.reference, at.target, _WORDS)
     at.facing[other.id].add(call.id)

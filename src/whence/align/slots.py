@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whence import dtypes
 from whence.records import Call, Record, Ref, Run
 from whence.results import SlotPair
 
@@ -34,6 +35,7 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
         else:
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
     free = list(theirs.values())
+    slots = _of_one_kind(slots, theirs, reference, target)
     if call.op_type != other.op_type:
         slots = _swapped(slots, reference, target)
     if not left or not free:
@@ -46,6 +48,31 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
     return slots, [r.slot for r in left], [f.slot for f in free]
+
+
+def _of_one_kind(slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run) -> list[SlotPair]:
+    """Positions of which one holds integers and the other numbers (`positions, hidden` against `hidden`): the free tensor that fits.
+
+    free: slots of the target without a partner, which loses and gains.
+    """
+    out = list(slots)
+    for k, slot in enumerate(slots):
+        a, b = reference.records[slot.reference_record], target.records[slot.target_record]
+        if not slot.reference_slot.startswith("input.") or _is_float(a) == _is_float(b):
+            continue
+        fits = [
+            r for r in free.values() if r.slot.startswith("input.")
+            and (t := target.records[r.record]).count == a.count != b.count and _is_float(t) == _is_float(a)
+        ]  # fmt: skip
+        if len(fits) == 1:
+            del free[fits[0].slot]
+            free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
+            out[k] = SlotPair(slot.reference_slot, fits[0].slot, slot.reference_record, fits[0].record)
+    return out
+
+
+def _is_float(record: Record) -> bool:
+    return dtypes.named(record.dtype).is_floating
 
 
 def _kind(ref: Ref) -> str:

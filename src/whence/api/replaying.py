@@ -317,8 +317,13 @@ class Replayer:
     # ---- parameters
 
     def parameter(self, pair: SlotPair, given: bool) -> Array:
-        """What a correct target holds: the reference's value at the target's precision; its own where it is finer, or was changed."""
+        """What a correct target holds: the reference's value at the target's precision; its own where it is finer, or was changed.
+
+        Where the target's is empty, packed away by an engine, the reference's stands in.
+        """
         ours, theirs = self.reference.run.records[pair.reference_record].dtype, self.target.run.records[pair.target_record].dtype
+        if not self.target.run.records[pair.target_record].count:
+            return judge.rounded(self.reference.run.array(pair.reference_record), theirs)
         if not given or judge.unit_roundoff(theirs) < judge.unit_roundoff(ours):
             return self.target.run.array(pair.target_record)
         return judge.rounded(self.reference.run.array(pair.reference_record), theirs)

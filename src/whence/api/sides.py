@@ -28,6 +28,7 @@ class Side:
     def __init__(self, run: Run, allow: Sequence[str] = (), model: Models | None = None) -> None:
         self.run, self.allow, self.model = run, tuple(allow), model
         self._below: dict[int, list[int]] | None = None
+        self._makers: dict[int, tuple[Call, str]] | None = None
         self._loaded: dict[str, Any] = {}
         self._reproduced: set[str] = set()
         self._tried: Counter[str] = Counter()
@@ -70,7 +71,8 @@ class Side:
     def lent(self, record: int | None, working: str = "recorded") -> Array | None:
         """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
 
-        A fused attention takes no mask where another does; what code made of no activation is not noisy. working: the dtype to
+        A fused attention takes no mask where another does, and rotates by tables of its own; what code made of no activation is not
+        noisy. working: the dtype to
         have it in, if of 16 bits; what stands for "masked" becomes the smallest number of that.
         """
         if record is None:
@@ -84,12 +86,31 @@ class Side:
             values = np.unique(array.astype(np.float64)) if kind.kind != "complex" else np.zeros(4)
             top = _SENTINEL * (kind.max_finite or np.inf)
             if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
-                return None
+                return array if self._is_table(record) else None
             if working in ("bfloat16", "float16") and kind.kind != "complex":
                 limit = float(dtypes.named(working).max_finite or np.inf)
                 held = array.astype(np.float64)
                 array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(dtypes.named(working).numpy)
         return array
+
+    def _is_table(self, record: int) -> bool:
+        """Did a call make this of integers and vectors alone, as cosines and sines are made of positions and frequencies?"""
+        if self._makers is None:
+            leaves = (c for c in self.run.calls if c.leaf)
+            self._makers = {r.record: (c, r.slot) for c in leaves for r in c.slots("output")}
+        if record not in self._makers:
+            return False
+        call, slot = self._makers[record]
+        try:
+            needs = self.load(call).needs(slot)
+        except (ReplayRefused, KeyError):
+            return False
+        found = {s: self.run.records[r] for s, r in self.records(call, needs).items()}
+        given = [r for s, r in found.items() if not s.startswith("param")]
+        return (
+            len(found) == len(needs) and bool(given) and all(judge.unit_roundoff(r.dtype) == 0.0 for r in given)
+            and all(len(r.shape) <= 1 for s, r in found.items() if s.startswith("param"))
+        )  # fmt: skip
 
     # ---- programs
 
