@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence.align.derived import Making
-from whence.align.gathering import JOINED, Gathering, ends
+from whence.align.gathering import JOINED, Gathering, ends, shapes_of
 from whence.align.sequences import Asked, Fed, Piece, asked, fed, matched, same_batches
 from whence.align.sites import match_roots, selected
 from whence.records import Call, Run
@@ -76,6 +76,7 @@ class _Facing:
     def __init__(self, left: _Side, right: _Side, ours: tuple[list[Fed], list[Asked]], others: tuple[list[Fed], list[Asked]]) -> None:
         self.left, self.right, self._ours, self._others = left, right, ours, others
         self._gather = _gathering(left, *ours), _gathering(right, *others)
+        self._gather[0].other, self._gather[1].other = self._gather[::-1]
         self._flat = any(f.flat for f in (*ours[0], *others[0]))
 
     def units(self, pairs: Sequence[tuple[Asked, Asked, int]]) -> list[Parted]:
@@ -115,7 +116,11 @@ class _Facing:
         if not one.is_call(mine) or lasts[1]:
             self.left.made.append(one.gathered(mine, step=step, micro=micro, note=_note(mine), other=(lasts[1], ends(theirs[0]))))
             _used(self.left, one, mine, step, micro)
-        self.right.made.append(other.gathered(theirs, step=step, micro=micro, note=_note(theirs), other=(lasts[0], ends(mine[0]))))
+            shapes = shapes_of(self.left.made[-1], self.left.making)
+        else:
+            shapes = shapes_of(one.tree(mine[0][0].call), self.left.making)
+        note, at = _note(theirs), (lasts[0], ends(mine[0]))
+        self.right.made.append(other.gathered(theirs, step=step, micro=micro, note=note, other=at, shapes=shapes))
         _used(self.right, other, theirs, step, micro)
 
 
