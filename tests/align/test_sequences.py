@@ -106,7 +106,7 @@ def test_sequences_match_whole_or_by_a_common_start():
         return asked(fed(own, own.calls))
 
     left, right = of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]), of([5, 6, 7], [1, 2, 3, 8], [1, 2, 3, 4], [40, 41])
-    found = [(left.index(a), right.index(b), n) for a, b, n in matched(left, right)]
+    found = [(left.index(a), right.index(b), n) for a, b, n, _ in matched(left, right)]
     assert found == [(0, 2, 4), (1, 0, 3), (2, 1, 3)]
 
 
