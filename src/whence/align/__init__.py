@@ -1,5 +1,6 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
+from whence.align.beside import followers
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
 from whence.align.facing import Aligned, align
@@ -17,6 +18,6 @@ from whence.align.tensors import Inner
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "ON_RANKS", "PIECES", "SHOWN", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align",
-    "changed", "differences", "is_cache", "is_gathered", "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan",
-    "same_step", "selected", "settings_of", "starred",
+    "changed", "differences", "followers", "is_cache", "is_gathered", "is_told_apart", "load_map", "named", "nearest", "normal_scope",
+    "plan", "same_step", "selected", "settings_of", "starred",
 ]  # fmt: skip

@@ -32,6 +32,8 @@ T = TypeVar("T")
 X = ex.Name("x")
 AGREES = 0.3  # relative 2-norm up to which two tensors may be one: 8-bit quantised runs reach 0.07, unrelated tensors have 1.4
 CLEARLY = 0.3  # the best candidate has at most this share of the second's distance
+_AS_NEAR = 10.0  # times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be at all
+_NEAR = 0.05
 _READ = 3  # members of a family that are read
 _SAMPLE = 1 << 16
 _SENTINEL = 1e30  # masks are filled with less than minus this
@@ -509,7 +511,10 @@ class _Layouts:
         return any(self._agree((s.reference_record, s.target_record)) for s in outputs)
 
     def _follows(self, index: int) -> bool:
-        """Does a tensor agree that was made after this call and was not there before: what a later sibling reads, or the parent returns?"""
+        """Does a tensor agree that was not there before this call: what a later sibling reads, or the parent returns?
+
+        Not what the module itself is given again: what a recurrent cell reads at every step need not have been made with it.
+        """
         if self._by_parent is None:
             self._by_parent = {}
             for at, pair in enumerate(self.pairs):
@@ -518,24 +523,28 @@ class _Layouts:
         siblings = sorted(self._by_parent.get(call.parent, ()), key=lambda i: self.reference.calls[self.pairs[i].reference].order)
         before: set[int] = set()
         earlier: set[int] = set()
+        made: set[Face] = set()
         for at in siblings:
             pair = self.pairs[at]
             later = self.reference.calls[pair.reference].order > call.order
+            other = self.reference.calls[pair.reference].scope != call.scope
             for slot in pair.slots:
-                if slot.reference_slot.startswith("input") and later and slot.reference_record not in before:
-                    face = slot.reference_record, slot.target_record
-                    if self._resemble(face):
-                        return True
+                if slot.reference_slot.startswith("input") and later and other and slot.reference_record not in before:
+                    made.add((slot.reference_record, slot.target_record))
                 if not slot.reference_slot.startswith("param"):
                     before.add(slot.reference_record)
                     if not later:
                         earlier.add(slot.reference_record)
         parent = self._at.get(call.parent)
-        return parent is not None and any(
-            self._agree((s.reference_record, s.target_record))
-            for s in self.pairs[parent].slots
-            if s.reference_slot.startswith("output") and s.reference_record not in earlier
-        )
+        if parent is not None:
+            outputs = (s for s in self.pairs[parent].slots if s.reference_slot.startswith("output") and s.reference_record not in earlier)
+            made.update((s.reference_record, s.target_record) for s in outputs)
+        return any(self._resemble(face) for face in made if not self._constant(face[0]))
+
+    def _constant(self, record: int) -> bool:
+        """Has it one value only? A first hidden state agrees with anything."""
+        known = self.reference.records[record].statistics
+        return known is not None and known.min == known.max
 
     def _resemble(self, face: Face) -> bool:
         arrays = self._arrays(face)
@@ -661,11 +670,37 @@ class _Layouts:
             if family[face][1].reference_slot.startswith("input"):
                 readers = list(dict.fromkeys([family[face][0], *readers]))
             asked |= bool(readers)
-            if any(self._outputs_agree(at) for at in readers):
-                return True
-            if self._follows(family[face][0]):
+            if same:
+                # Nothing but the elements speaks for another order: what is made of it must be as near as it is then.
+                arrays = self._arrays(face)
+                near = distance(arrays[0], _applied(node, arrays[1])) if arrays is not None else math.inf
+                if near > _NEAR:
+                    continue
+                index = family[face][0]
+                as_near = all(self._apart(at) <= max(_AS_NEAR * near, 2 * _NEAR) for at in readers)
+                if self._given_so(index, node) or (as_near and (readers or self._follows(index))):
+                    return True
+            elif any(self._outputs_agree(at) for at in readers) or self._follows(family[face][0]):
                 return True
         return not asked and not same
+
+    def _given_so(self, index: int, node: ex.Node) -> bool:
+        """Was what this call is given laid in this order too?"""
+        given = (s for s in self.pairs[index].slots if s.reference_slot.startswith("input"))
+        found = (self.decided.get((s.reference_record, s.target_record)) for s in given)
+        return any(how is not None and how[0] == node for how in found)
+
+    def _apart(self, index: int) -> float:
+        """The largest distance of an output of this pair from what it faces, in whatever order of axes is nearest."""
+        out = 0.0
+        for slot in self.pairs[index].slots:
+            face = slot.reference_record, slot.target_record
+            arrays = self._arrays(face) if slot.reference_slot.startswith("output") else None
+            if arrays is not None:
+                same = arrays[1].shape == arrays[0].shape
+                found = [*ways(arrays[1].shape, arrays[0].shape), *(turned(arrays[1].shape) if same else ())]
+                out = max(out, min((distance(arrays[0], _applied(node, arrays[1])) for node in found), default=math.inf))
+        return out
 
 
 def _brief(text: str) -> str:

@@ -20,7 +20,8 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
 
-_TOKENS = ("input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
+_DECODER = "decoder_input_ids"
+_TOKENS = (_DECODER, "input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
 _POSITIONS = ("position_ids", "positions", "cache_position", "pos", "input_pos")
 _CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
 _ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
@@ -124,6 +125,8 @@ def _fed(run: Run, call: Call, places: Sequence[str]) -> Fed | None:
     inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
     ref = _token_input(run, inputs)
     try:
+        if ref is not None and _DECODER in inputs and any(n in inputs for n in _TOKENS[1:]):
+            return _both(run, call, inputs)
         if ref is not None:
             return _tokens(run, call, ref, inputs, places)
         return _rows(run, call, inputs)
@@ -144,6 +147,8 @@ def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
 
 def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequence[str]) -> Fed:
     ids = run.array(ref.record)
+    if ref.slot == f"input.{_DECODER}":  # a mask without that word is the encoder's
+        inputs = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") or "mask" not in n}
     positions = next((run.array(inputs[n].record) for n in places if n in inputs), None)
     seen = _cached(run, inputs)
     cached = any(name.split(".")[0] in _CACHES for name in inputs)
@@ -165,6 +170,20 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequ
             first = int(line[start])
         rows.append((tuple(map(int, row[start:stop])), start, first))
     return Fed(call, ids.shape, tuple(rows), seen, cached)
+
+
+def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
+    """Encoder and decoder asked at once: two axes of tokens, so that a row is one unit; None where one of them is padded."""
+    parts = []
+    for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
+        own = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") == (name == _DECODER)}
+        found = _tokens(run, call, inputs[name], own, ())
+        if found.flat or any(len(tokens) != found.width for tokens, *_ in found.rows):
+            return None
+        parts.append(found.rows)
+    if len(parts[0]) != len(parts[1]):
+        return None
+    return Fed(call, (len(parts[0]), 1), tuple((((a[0], b[0]),), 0, None) for a, b in zip(*parts, strict=True)), None, False)
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
@@ -301,25 +320,38 @@ def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:
     return True
 
 
-def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[tuple[Asked, Asked, int]]:
-    """(sequence of the reference, of the target, how many tokens they share from the start), each once."""
+class Match(NamedTuple):
+    """A sequence of the reference faces one of the target: their first `shared` tokens, after `ahead` more in the target."""
+
+    one: Asked
+    other: Asked
+    shared: int
+    ahead: int = 0
+
+
+def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[Match]:
+    """Which sequences face each other, each once: equal ones, then those that end alike or start alike."""
     exact: dict[tuple[object, ...], list[Asked]] = defaultdict(list)
     for one in right:
         exact[one.tokens].append(one)
-    out: list[tuple[Asked, Asked, int]] = []
+    out: list[Match] = []
     rest: list[Asked] = []
     for one in left:
         found = exact.get(one.tokens)
         if found:
-            out.append((one, found.pop(0), len(one.tokens)))
+            out.append(Match(one, found.pop(0), len(one.tokens)))
         else:
             rest.append(one)
     free = [one for found in exact.values() for one in found]
     for one in rest:
         shared = [(_shared(one.tokens, other.tokens), -i) for i, other in enumerate(free)]
         best, at = max(shared, default=(0, 0))
-        if best and best >= _ENOUGH * min(len(one.tokens), len(free[-at].tokens)):
-            out.append((one, free.pop(-at), best))
+        behind = next((i for i, other in enumerate(free) if other.tokens[-len(one.tokens) :] == one.tokens), None)
+        if behind is not None and best < len(one.tokens):
+            other = free.pop(behind)
+            out.append(Match(one, other, len(one.tokens), len(other.tokens) - len(one.tokens)))
+        elif best and best >= _ENOUGH * min(len(one.tokens), len(free[-at].tokens)):
+            out.append(Match(one, free.pop(-at), best))
     return out
 
 

@@ -162,13 +162,15 @@ def _apart(at: Matching) -> None:
     for call, slots in dropped.items():
         at.put(call, slots)
     alike = _alike(at, split)
-    for _ in range(2):  # what was found in one call is what another hands on
+    # What a leaf makes is in its partner's call; what it is given may be in none but the one that made it.
+    made = [call for call in split if at.reference.calls[call].leaf]
+    for calls, kinds_now in ((made, ("output",)), (split, ("input", "output", "mutated")), (split, ("input", "output", "mutated"))):
         known = at.faces()
-        for call in split:
+        for call in calls:
             pair = at.pairs[call]
             slots = list(pair.slots)
             for slot, record in _all_floats(at, "reference", at.reference.calls[call]):
-                if slot in pair.only_reference:
+                if slot in pair.only_reference and slot.startswith(kinds_now):
                     there = known.get(record) or alike.get((call, slot))
                     slots += [SlotPair(slot, there[1], record, there[0])] if there is not None else []
             at.put(call, slots)

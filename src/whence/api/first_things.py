@@ -26,9 +26,10 @@ class FirstThings:
         """Root inputs that differ without an explanation, in sentences. Tokens that parted within noise explain themselves: a note each."""
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
+        behind = align.followers(self.faces.calls)  # what those are given was made by the program
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             call = self.faces.calls[pair.reference]
-            if call.parent != -1:
+            if call.parent != -1 or call.id in behind:
                 continue
             for slot in slots.values():
                 if not slot.reference_slot.startswith("input") or slot.reference_record in self.faces.made:
@@ -54,8 +55,12 @@ class FirstThings:
     def _parted(self, parted: Parted) -> str:
         """A sequence that goes another way, in a sentence; "" where the scores before were a near tie, which is noted."""
         where = f"{parted.root} step {parted.step}" + (f" row {parted.micro}" if parted.micro else "")
+        if parted.before:
+            shown = ", ".join(map(str, parted.before[:4])) + (", ..." if len(parted.before) > 4 else "")
+            what = f"{len(parted.before)} tokens ahead of it in the target that the reference has not: {shown}"
+            return f"{where}: {what}; no mask says that they are padding"
         if parted.reference is None or parted.target is None:
-            return f"{where}: {parted.tokens} of {parted.of} tokens of the reference are in the target"
+            return f"{where}: only {parted.tokens} of {parted.of} tokens of the reference are in the target"
         tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             call = self.faces.calls[pair.reference]
