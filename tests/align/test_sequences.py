@@ -78,7 +78,7 @@ def test_rows_of_a_flattened_batch_are_told_by_their_positions(names):
         dict(zip(names, (np.array([1, 2, 3, 9]), np.array([0, 1, 2, 0])), strict=True)),
         dict(zip(names, (np.array([4, 8]), np.array([3, 1])), strict=True)),
     )
-    assert sequences(run(*steps)) == [((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]), ((9, 8), [(0, 0, 3, 4), (1, 0, 1, 2)])]
+    assert sequences(run(*steps)) == [((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]), ((9, 8), [(0, 1, 3, 4), (1, 1, 1, 2)])]
 
 
 def test_positions_that_follow_on_each_other_by_chance_are_two_rows():
@@ -110,6 +110,15 @@ def test_sequences_match_whole_or_by_a_common_start():
     assert found == [(0, 2, 4), (1, 0, 3), (2, 1, 3)]
 
 
+def test_what_the_other_run_asked_tells_rows_of_one_length_apart():
+    """Request 0 is done after two tokens; what comes at position 2 goes on with request 1, as long, not with the first."""
+    steps = [([1, 2, 3, 4], [0, 1, 0, 1]), ([5], [2])]
+    found = fed(own := run(*({"input_ids": np.array(i), "positions": np.array(p)} for i, p in steps)), own.calls)
+    assert [a.tokens for a in asked(found)] == [(1, 2, 5), (3, 4)]
+    for known in ([(1, 2), (3, 4, 5)], [(1, 2), (3, 4, 9)]):
+        assert [a.tokens for a in asked(found, known)] == [(1, 2), (3, 4, 5)]
+
+
 @pytest.mark.parametrize(
     ("slot", "sights", "expected"),
     [
@@ -121,6 +130,8 @@ def test_sequences_match_whole_or_by_a_common_start():
         ("input.attention_mask", [((1, 1, 5, 5), 1, 5, 5), ((1, 1, 1, 6), 1, 1, 6)], Axes(0, 2, 3)),
         ("output.logits", [((1, 1, 50), 1, 5, 5), ((1, 1, 50), 1, 1, 6)], Axes(0, None, None, 1)),
         ("output.0", [((5, 8), None, 5, 5), ((2, 8), None, 2, 2)], Axes(None, 0)),
+        ("output.0", [((2, 50), None, 9, 9, 2), ((1, 50), None, 1, 1, 1)], Axes(last=0)),
+        ("output.0", [((2, 50), None, 9, 9, 2), ((3, 50), None, 3, 3, 2)], None),
         ("output.0", [((20, 4), 4, 5, 5)], Axes(flat=0)),
         ("output.0", [((1, 4, 5, 5), 4, 5, 5)], Axes(None, 2)),
         ("output.0", [((1, 4, 1, 1), 4, 1, 1)], Axes(None, 0)),

@@ -74,7 +74,10 @@ def _root(left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call
     a, b = fed(left.run, mine), fed(right.run, theirs)
     if a is None or b is None or same_batches(a, b):
         return []
-    ours, others = asked(a), asked(b)
+    ours = asked(a)
+    others = asked(b, [one.tokens for one in ours])
+    if any(f.flat for f in a) and not any(f.flat for f in b):
+        ours = asked(a, [one.tokens for one in others])
     pairs = matched(ours, others)
     if not pairs:
         return []

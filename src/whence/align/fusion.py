@@ -333,6 +333,8 @@ class _Projections:
             dims = len(shapes[0])
             if any(len(s) != dims for s in shapes) or not dims:
                 continue
+            if kind == "param" and not self.at.reference.records[ref.record].count:  # packed away
+                continue
             axes = range(dims) if kind == "param" else [dims - 1]
             own = 0 if not family.turned else 1
             mine = self.at.reference.records[ref.record].shape

@@ -242,14 +242,17 @@ def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
     return extents.pop() if len(extents) == 1 else None
 
 
-def asked(calls: Sequence[Fed]) -> list[Asked]:
-    """The sequences of a root, each with its pieces in order."""
+def asked(calls: Sequence[Fed], known: Sequence[tuple[object, ...]] = ()) -> list[Asked]:
+    """The sequences of a root, each with its pieces in order.
+
+    known: sequences of the other run. They decide which of several as long a row of a flattened batch goes on with.
+    """
     done: list[Asked] = []
     open_: list[Asked] = []
     before: Fed | None = None
     for call in calls:
         if call.flat:
-            open_ = _flat_step(call, open_, done)
+            open_ = _flat_step(call, open_, done, known)
         else:
             how = _continues(before, call, open_) if before is not None and not before.flat else ""
             if not how:
@@ -282,14 +285,14 @@ def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
     return "cache" if call.cached and call.width == 1 else ""
 
 
-def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked]) -> list[Asked]:
+def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequence[tuple[object, ...]]) -> list[Asked]:
     """Rows of a flattened batch: one that starts at position 0 is new, another goes on with one that is as long."""
     free = list(open_)
     now: list[Asked] = []
     todo = list(call.rows)[::-1]
     while todo:
         tokens, start, first = todo.pop()
-        found = next((a for a in free if first and len(a.tokens) == first), None)
+        found = _goes_on([a for a in free if first and len(a.tokens) == first], tokens, known)
         if found is None:
             found = Asked(())
             done.append(found)
@@ -306,6 +309,16 @@ def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked]) -> list[Ask
         found.pieces.append(Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)))
         now.append(found)
     return now + free
+
+
+def _goes_on(fits: Sequence[Asked], tokens: tuple[object, ...], known: Sequence[tuple[object, ...]]) -> Asked | None:
+    """The one that these tokens follow in the other run, else one that is not at its end there, else the first: requests keep order."""
+    if len(fits) < 2 or not known:
+        return next(iter(fits), None)
+    length = len(fits[0].tokens) + 1
+    ahead = {sequence[:length] for sequence in known}
+    likely = [a for a in fits if (*a.tokens, *tokens[:1]) in ahead] or [a for a in fits if a.tokens not in known]
+    return (likely or fits)[0]
 
 
 def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:

@@ -180,7 +180,7 @@ class Answer:
 
     def _since(self, finding: Finding, arrays: tuple[Array, Array] | None) -> str:
         """Where the calls of several steps were joined: from which token and step on they part."""
-        if arrays is None:
+        if arrays is None or arrays[0].shape != arrays[1].shape:
             return ""
         pair = self.faces.plan.pairs[finding.pair]
         sides = {"reference": self.faces.calls[pair.reference], "target": self.faces.target.calls[pair.target]}
