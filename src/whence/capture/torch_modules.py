@@ -142,12 +142,16 @@ class Listener:
 
     # ---- installing
 
-    def install(self) -> None:
-        """Start listening."""
+    def _load_kernels(self) -> None:
         if self.session.options.keep != "none":
             # Without numba the same figures come from numpy, slower.
             with contextlib.suppress(ImportError):
                 host.use_kernels()
+
+    def install(self) -> None:
+        """Start listening."""
+        if self.model is not None:
+            self._load_kernels()  # else with the first call: programs may search what is imported while they start
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
         listener = self
@@ -285,6 +289,8 @@ class Listener:
             if parent is None:
                 if self.model is not None:
                     return None
+                if not self._known:
+                    self._load_kernels()
                 self._new_root(module)
                 if not session.active:
                     return None
