@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from handmade import record
 from whence.align import align
 from whence.align import expressions as ex
+from whence.align.axes import turned, ways
 from whence.align.channels import completed, located, taken
-from whence.align.layouts import distance, turned, ways
+from whence.align.distances import distance
 from whence.align.origins import named
 from whence.records import Call, MemoryRun, Ref
 from whence.results import Made

@@ -16,9 +16,9 @@ import numpy as np
 
 from whence.align import channels
 from whence.align import expressions as ex
+from whence.align.distances import clear_best, distance
 from whence.align.folded import absorbed, folded
-from whence.align.layouts import clear_best, distance, spread
-from whence.align.matching import Matching, identifier, short
+from whence.align.matching import Matching, identifier, short, spread
 from whence.align.names import starred
 from whence.align.streams import streams
 from whence.records import Call, Run
@@ -26,7 +26,6 @@ from whence.results import CallPair, Plan, SlotPair
 
 RULE = "fused calls"
 _MOST_PARTS = 4
-_READ = 3
 
 Places = tuple[tuple[int, ...], ...]  # of each part: where its channels lie in the whole
 
@@ -165,7 +164,7 @@ class _Projections:
         return next((r.record for r in call.slots("param") if len(self.at.record(side, r.record).shape) == 2), None)
 
     def _decide(self, family: _Family) -> None:
-        read = spread(family.groups, _READ)
+        read = spread(family.groups)
         votes: Counter[tuple[Places, bool]] = Counter()
         known: Counter[tuple[Places, bool]] = Counter()
         for group in read:
@@ -345,12 +344,10 @@ class _Projections:
 
     def _pair(self, call: Call, other: Call, slots: Sequence[SlotPair], evidence: str, also: tuple[int, ...] = ()) -> None:
         faced, seen = {s.reference_slot for s in slots}, {s.target_slot for s in slots}
-        for at in (other.id, *also):
-            self.at.facing[at].add(call.id)
-        self.at.pairs[call.id] = CallPair(
+        self.at.take(CallPair(
             call.id, other.id, RULE, evidence, tuple(slots), tuple(r.slot for r in call.refs if r.slot not in faced),
             tuple(r.slot for r in other.refs if r.slot not in seen), also,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def _inner(at: Matching) -> None:

@@ -36,6 +36,7 @@ import yaml
 
 from whence.align.derived import Derived, Making
 from whence.align.expressions import Node, Unfit, parse
+from whence.align.matching import USER_MAP, Matching
 from whence.align.plan import pair_of
 from whence.align.ranks import Shard
 from whence.align.shards import HOW
@@ -44,7 +45,6 @@ from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair
 
-RULE = "user map"
 _TOP = ("names", "pairs", "ranks", "ignore")
 
 
@@ -309,9 +309,9 @@ def applied(reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[
 
     named: the target's own names by rewritten ones. Raises UsageError for entries that match nothing, contradict or do not fit.
     """
-    pairs = {p.reference: _by_name(p, target, named) for p in plan.pairs}
-    making = Making(target)
-    said: dict[int, Entry] = {}
+    at = Matching(reference, target, plan)
+    at.pairs = {call: _by_name(pair, target, named) for call, pair in at.pairs.items()}
+    said: dict[int, tuple[Entry, CallPair]] = {}
     others = _table(selected(target.calls))
     for entry in chart.pairs:
         calls = [(c, m) for c in selected(reference.calls) if (m := _compiled(entry.reference).fullmatch(c.scope))]
@@ -320,25 +320,29 @@ def applied(reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[
         hit = 0
         for call, match in calls:
             if call.id in said:
-                raise chart.error(entry.line, f"{call.scope} was paired on line {said[call.id].line} already; leave one of them out")
+                raise chart.error(entry.line, f"{call.scope} was paired on line {said[call.id][0].line} already; leave one of them out")
             facing = {name: _facing(call, _filled(pattern, match), others) for name, pattern in entry.target}
             if all(facing.values()):
                 hit += 1
-                said[call.id] = entry
-                pairs[call.id] = _explicit(call, facing, entry, chart, reference, target, making)  # type: ignore[arg-type]
+                pair = _explicit(call, facing, entry, chart, reference, target, at.making)  # type: ignore[arg-type]
+                said[call.id] = entry, pair
         if not hit:
             call, match = calls[0]
             wanted = next(w for _, pattern in entry.target if _facing(call, w := _filled(pattern, match), others) is None)
             raise chart.error(entry.line, f"pairs.target: {_nothing(wanted, target, 'target')} where {call.scope} is")
-    claimed = {target for i, p in pairs.items() if i in said for target in (p.target, *p.also)}
-    kept = [p for i, p in pairs.items() if i in said or p.target not in claimed]
-    return making.done(), _with(plan, reference, target, kept)
+    for _, pair in said.values():
+        at.free("reference", reference.calls[pair.reference])
+        for other in (pair.target, *pair.also):
+            at.free("target", target.calls[other])
+    for _, pair in said.values():
+        at.take(pair)
+    return at.done()
 
 
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
     """A pair that rests on a rewritten name says so."""
     old = named.get(target.calls[pair.target].scope)
-    return pair if old is None else msgspec.structs.replace(pair, rule=RULE, evidence=f"{old} in the target")
+    return pair if old is None else msgspec.structs.replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
 
 
 def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
@@ -357,7 +361,7 @@ def _facing(call: Call, scope: str, others: Mapping[tuple[Any, ...], list[Call]]
 
 def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, reference: Run, target: Run, making: Making) -> CallPair:
     first = next(iter(facing.values()))
-    base = pair_of(call, first, RULE, reference, target)
+    base = pair_of(call, first, USER_MAP, reference, target)
     slots = {s.reference_slot: s for s in base.slots} if len(facing) == 1 else {}
     records = {r.slot: r.record for r in call.refs}
     for name, how in entry.slots.items():
@@ -391,21 +395,7 @@ def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, 
     only = tuple(r.slot for r in call.refs if r.slot not in slots)
     names = " and ".join(dict.fromkeys(c.scope for c in facing.values()))
     also = tuple(c.id for c in facing.values() if c.id != first.id)
-    return CallPair(call.id, first.id, RULE, f"line {entry.line}: {names}", tuple(slots.values()), only, base.only_target, also)
-
-
-def _with(plan: Plan, reference: Run, target: Run, pairs: Sequence[CallPair]) -> Plan:
-    """The plan with these pairs; what none of them has is unmatched or as ambiguous as it was."""
-    left, right = {p.reference for p in pairs}, {target for p in pairs for target in (p.target, *p.also)}
-    ambiguous = tuple((a, others) for a, others in plan.ambiguous if a not in left)
-    doubtful = {a for a, _ in ambiguous} | left, {b for _, others in ambiguous for b in others} | right
-    return msgspec.structs.replace(
-        plan,
-        pairs=tuple(sorted(pairs, key=lambda p: reference.calls[p.reference].order)),
-        unmatched_reference=tuple(c.id for c in selected(reference.calls) if c.id not in doubtful[0]),
-        unmatched_target=tuple(c.id for c in selected(target.calls) if c.id not in doubtful[1]),
-        ambiguous=ambiguous,
-    )
+    return CallPair(call.id, first.id, USER_MAP, f"line {entry.line}: {names}", tuple(slots.values()), only, base.only_target, also)
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:

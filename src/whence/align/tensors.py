@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from whence import _kernels, dtypes
-from whence.align import expressions, layout
+from whence.align import axes, expressions
 from whence.align.derived import Derived, Making, text
-from whence.align.mapping import RULE as MAPPED
+from whence.align.distances import typical_distance
+from whence.align.matching import USER_MAP
 from whence.align.sites import selected
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -80,7 +81,7 @@ class Match:
 
     tap: Tap
     place: Place
-    fit: layout.Fit
+    fit: axes.Fit
     why: str
     sure: bool = True
 
@@ -198,9 +199,9 @@ class _Facing:
     def _as_said(self) -> None:
         """What the user's map pairs: by record, (label, evidence, the pair of tensors)."""
         for pair in self.plan.pairs:
-            if pair.rule == MAPPED:
+            if pair.rule == USER_MAP:
                 for slot in pair.slots:
-                    self.said.setdefault(slot.reference_record, (pair.target, f"{MAPPED}, {pair.evidence}", self._in_axes(slot)))
+                    self.said.setdefault(slot.reference_record, (pair.target, f"{USER_MAP}, {pair.evidence}", self._in_axes(slot)))
 
     def _in_axes(self, slot: SlotPair) -> SlotPair:
         """A pair of the user's, in the order of axes in which it is closest where the map says none."""
@@ -208,7 +209,7 @@ class _Facing:
         arrays = [self.array(True, slot.reference_record), self.array(False, slot.target_record)]
         if slot.dims or shapes[0] == shapes[1] or arrays[0] is None or arrays[1] is None:
             return slot
-        found = layout.fit(arrays[1], arrays[0])
+        found = axes.fit(arrays[1], arrays[0])
         if found is None:
             return slot
         made = self.making.add(found.node, {"x": [slot.target_record]}, "its elements")
@@ -388,14 +389,14 @@ class _Matching:
         self.facing, self.taps, self.places = facing, taps, list(places)
         self.matched: dict[int, Match] = {}
         self.behind: set[int] = set()  # taps whose place another tap has: its views and copies
-        self._fits: dict[tuple[int, int], layout.Fit | None] = {}
+        self._fits: dict[tuple[int, int], axes.Fit | None] = {}
         self._by_count: dict[int, list[Place]] = defaultdict(list)
         for place in places:
             self._by_count[facing.record(True, place.record).count].append(place)
 
     def by_content(self) -> None:
         """Tensors whose elements are by far closer than those of any other candidate."""
-        doubtful: dict[int, list[tuple[Place, layout.Fit]]] = {}
+        doubtful: dict[int, list[tuple[Place, axes.Fit]]] = {}
         for tap in self.taps:
             fits = [(place, fit) for place in self._candidates(tap) if (fit := self.fit(tap, place)) is not None and fit.close]
             if not fits:
@@ -499,10 +500,10 @@ class _Matching:
         out = []
         for count, places in self._by_count.items():
             if 0 < count < record.count and any(count % (record.count // n) == 0 for n in record.shape if n > 1):
-                out += [p for p in places if next(layout._cuts(record.shape, self.facing.record(True, p.record).shape), None)]
+                out += [p for p in places if axes.cuts(record.shape, self.facing.record(True, p.record).shape)]
         return out[: 4 * _LOOKED_AT]
 
-    def fit(self, tap: Tap, place: Place) -> layout.Fit | None:
+    def fit(self, tap: Tap, place: Place) -> axes.Fit | None:
         """How the tap comes to the place's axes, and how far its elements are then; None where it cannot."""
         key = tap.record, place.record
         if key not in self._fits:
@@ -511,30 +512,30 @@ class _Matching:
             if _exact(a.dtype) == _exact(b.dtype):
                 mine, theirs = self.facing.array(False, tap.record), self.facing.array(True, place.record)
                 if mine is not None and theirs is not None:
-                    found = layout.fit(mine, theirs)
+                    found = axes.fit(mine, theirs)
                 elif a.shape == b.shape and a.count:
-                    found = layout.Fit(expressions.Name("x"), _figures(a, b))
+                    found = axes.Fit(expressions.Name("x"), _figures(a, b))
             self._fits[key] = found
         return self._fits[key]
 
-    def _as_siblings(self, tap: Tap, place: Place, fit: layout.Fit) -> layout.Fit:
+    def _as_siblings(self, tap: Tap, place: Place, fit: axes.Fit) -> axes.Fit:
         """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do not tell."""
         mine, theirs = self.facing.array(False, tap.record), self.facing.array(True, place.record)
         orders = Counter(str(m.fit.node) for m in self.matched.values() if m.sure and m.tap.family == tap.family)
         for node in (expressions.parse(order) for order, _ in orders.most_common()):
             try:
                 if mine is not None and theirs is not None and node.shape({"x": [mine.shape]}) == theirs.shape:
-                    return layout.Fit(node, layout.distance(theirs, node.apply({"x": [mine]})))
+                    return axes.Fit(node, typical_distance(theirs, node.apply({"x": [mine]})))
             except expressions.Unfit:
                 continue
         return fit
 
     # ---- choosing
 
-    def _take(self, tap: Tap, place: Place, fit: layout.Fit, why: str) -> None:
+    def _take(self, tap: Tap, place: Place, fit: axes.Fit, why: str) -> None:
         self.matched[tap.call] = Match(tap, place, fit, why)
 
-    def _fitness(self, tap: Tap, place: Place, fit: layout.Fit) -> tuple[bool, int, bool, bool, int]:
+    def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, bool, int]:
         """What decides between places that hold one content: numbers in the names, the simplest change of axes, outputs first."""
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
         return not named, len(str(fit.node)), not place.made, False, place.order
@@ -561,7 +562,7 @@ class _Matching:
                     del self.matched[match.tap.call]
                     self.behind.add(match.tap.call)
 
-    def _by_order(self, doubtful: dict[int, list[tuple[Place, layout.Fit]]]) -> None:
+    def _by_order(self, doubtful: dict[int, list[tuple[Place, axes.Fit]]]) -> None:
         """Between neighbours that resemble each other, the one that keeps the order of execution; if the certain ones are in order."""
         sure = sorted((m.tap.order, m.place.order) for m in self.matched.values())
         if not doubtful or len(sure) < 3 or _longest_run([b for _, b in sure]) < _MONOTONE * len(sure):
