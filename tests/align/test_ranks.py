@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handmade import record
-from whence.align import ranks as joining
+from whence.align import shown_rank
 from whence.align.expressions import parse
 from whence.align.mapping import load
-from whence.align.ranks import Shard, joined
-from whence.align.shards import Level, candidates, node, part_order
+from whence.align.ranks import joined
+from whence.align.shards import Level, Shard, candidates, node, part_order
 from whence.api.comparing import CompareOptions, compare_runs
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun, Ref
@@ -307,7 +307,7 @@ def test_a_replica_that_differs_is_told_and_shown():
     assert any("replicas differ from layers.1.down:output.0 on (rel_l2 0.5): rank 2 stands for all" in n for n in notes)
     call = next(c for c in right.calls if c.scope == "layers.1.down")
     np.testing.assert_array_equal(right.array(call.slots("output")[0].record), made[2][1][1]["y"])
-    assert call.notes[-1] == f"{joining.SHOWN}2"
+    assert shown_rank(call) == "2"
 
 
 def test_replicas_apart_by_rounding_are_told():

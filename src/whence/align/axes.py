@@ -125,17 +125,17 @@ def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
     if count == wanted:
         yield X, have
         return
-    for axis, extent in enumerate(have):
-        for n in dict.fromkeys(want):
-            if not extent or count // extent * n != wanted:
-                continue
-            shape = (*have[:axis], n, *have[axis + 1 :])
-            last = axis == len(have) - 1
-            if n < extent:
-                yield ex.Cut(X, (..., slice(0, n)) if last and axis else (*[slice(None)] * axis, slice(0, n))), shape
-            else:
-                yield ex.Pad(X, -1 if last else axis, n, 0), shape
-                yield ex.Pad(X, -1 if last else axis, n, "lowest"), shape
+    for axis, extent in enumerate(have if count else ()):
+        n, rest = divmod(wanted * extent, count)
+        if rest or n not in want:
+            continue
+        shape = (*have[:axis], n, *have[axis + 1 :])
+        last = axis == len(have) - 1
+        if n < extent:
+            yield ex.Cut(X, (..., slice(0, n)) if last and axis else (*[slice(None)] * axis, slice(0, n))), shape
+        else:
+            yield ex.Pad(X, -1 if last else axis, n, 0), shape
+            yield ex.Pad(X, -1 if last else axis, n, "lowest"), shape
 
 
 # ---- what elements say
@@ -154,9 +154,9 @@ class Fit:
         return self.distance <= CLOSE
 
 
-def cuts(have: Shape, want: Shape) -> list[tuple[ex.Node, Shape]]:
+def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
     """(part, its shape) with as many elements as `want`: the tensor itself, or the front of one axis (a padded cache)."""
-    return [(part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad)]
+    return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
 
 
 def fit(array: Array, wanted: Array) -> Fit | None:
@@ -166,7 +166,7 @@ def fit(array: Array, wanted: Array) -> Fit | None:
     last, what RoPE conventions do inside heads. Reads both.
     """
     best: Fit | None = None
-    parts = cuts(array.shape, wanted.shape)
+    parts = list(cuts(array.shape, wanted.shape))
     for part, shape in parts:
         for node in orders(shape, wanted.shape, part):
             found = Fit(node, typical_distance(wanted, applied(node, array)))

@@ -38,8 +38,7 @@ from whence.align.derived import Derived, Making
 from whence.align.expressions import Node, Unfit, parse
 from whence.align.matching import USER_MAP, Matching
 from whence.align.plan import pair_of
-from whence.align.ranks import Shard
-from whence.align.shards import HOW
+from whence.align.shards import HOW, Shard
 from whence.align.sites import NOT_SELECTED, selected
 from whence.errors import UsageError
 from whence.records import Call, Run

@@ -500,7 +500,7 @@ class _Matching:
         out = []
         for count, places in self._by_count.items():
             if 0 < count < record.count and any(count % (record.count // n) == 0 for n in record.shape if n > 1):
-                out += [p for p in places if axes.cuts(record.shape, self.facing.record(True, p.record).shape)]
+                out += [p for p in places if next(axes.cuts(record.shape, self.facing.record(True, p.record).shape), None)]
         return out[: 4 * _LOOKED_AT]
 
     def fit(self, tap: Tap, place: Place) -> axes.Fit | None:

@@ -206,7 +206,7 @@ class Replayer:
             for slot, y in produced.items():
                 elsewhere = judge.whole(y, r[slot], [c[slot] for c in copies])
                 found.local[slot] = min(found.local[slot], elsewhere, key=lambda item: item.score)
-        elif highest(found.local) > judge.LIMITS.suspect and any(n.startswith(align.PIECES) for n in other.notes):
+        elif highest(found.local) > judge.LIMITS.suspect and align.is_of_pieces(other):
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
         return found
