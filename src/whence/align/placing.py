@@ -144,9 +144,7 @@ def _pick(
     return settled
 
 
-def _by_parts(
-    at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]
-) -> list[tuple[float, Both]]:
+def _by_parts(at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]) -> list[tuple[float, Both]]:
     """Parameters whose parts were cut one by one."""
     found: list[tuple[float, Both]] = []
     for pair in pairs:
