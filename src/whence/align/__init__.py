@@ -2,6 +2,7 @@
 
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
+from whence.align.elements import Inner
 from whence.align.facing import Aligned, align
 from whence.align.mapping import Map
 from whence.align.mapping import load as load_map
@@ -13,7 +14,6 @@ from whence.align.plan import MATCHES, plan
 from whence.align.sequences import is_cache, is_told_apart
 from whence.align.shards import Shard
 from whence.align.sites import NOT_SELECTED, same_step, selected
-from whence.align.tensors import Inner
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "is_cache",

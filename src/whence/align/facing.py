@@ -9,6 +9,7 @@ import msgspec
 
 from whence.align import batches, mapping, padding, ranks, tensors
 from whence.align.derived import Derived, worded
+from whence.align.elements import Inside
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
 from whence.align.mapping import Map
@@ -27,7 +28,7 @@ class Aligned:
 
 
 def align(
-    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None
+    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], Inside] | None = None
 ) -> Aligned:  # fmt: skip
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
