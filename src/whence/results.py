@@ -70,7 +70,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True):
 class Parted(msgspec.Struct, frozen=True, array_like=True):
     """A sequence of which only the first `tokens` face each other. reference, target: what comes next there, None at its end.
 
-    root, step, micro: of the call of the aligned reference.
+    root, step, micro: of the call of the aligned reference. before: tokens ahead of it in the target that the reference has not.
     """
 
     root: str
@@ -80,6 +80,7 @@ class Parted(msgspec.Struct, frozen=True, array_like=True):
     of: int
     reference: int | None
     target: int | None
+    before: tuple[int, ...] = ()
 
 
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):

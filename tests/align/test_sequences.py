@@ -106,7 +106,7 @@ def test_sequences_match_whole_or_by_a_common_start():
         return asked(fed(own, own.calls))
 
     left, right = of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]), of([5, 6, 7], [1, 2, 3, 8], [1, 2, 3, 4], [40, 41])
-    found = [(left.index(a), right.index(b), n) for a, b, n in matched(left, right)]
+    found = [(left.index(a), right.index(b), n) for a, b, n, _ in matched(left, right)]
     assert found == [(0, 2, 4), (1, 0, 3), (2, 1, 3)]
 
 
@@ -121,6 +121,8 @@ def test_sequences_match_whole_or_by_a_common_start():
         ("input.attention_mask", [((1, 1, 5, 5), 1, 5, 5), ((1, 1, 1, 6), 1, 1, 6)], Axes(0, 2, 3)),
         ("output.logits", [((1, 1, 50), 1, 5, 5), ((1, 1, 50), 1, 1, 6)], Axes(0, None, None, 1)),
         ("output.0", [((5, 8), None, 5, 5), ((2, 8), None, 2, 2)], Axes(None, 0)),
+        ("output.0", [((20, 4), 4, 5, 5)], Axes(flat=0)),
+        ("output.past_key_values.layers.0.keys", [((1, 2, 3, 8), 1, 5, 5), ((1, 2, 3, 8), 1, 1, 6)], None),
         ("output.0", [((16,), 1, 5, 5), ((16,), 1, 1, 6)], Axes()),
         ("output.0", [((1, 5, 8), 1, 5, 5), ((1, 7, 8), 1, 1, 6)], None),
         ("output.0", [((1, 5, 8), 1, 5, 5), ((5, 8), 1, 5, 5)], None),

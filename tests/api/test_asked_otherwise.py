@@ -202,3 +202,18 @@ def test_further_runs_are_brought_to_the_form_of_the_reference(tmp_path):
     assert result.repetition.calls == 0
     assert result.third.calls > 0
     assert 0.3 < result.third.median < 3
+
+
+def test_padding_that_no_mask_names_is_told(tmp_path):
+    def unmasked(model):
+        width = max(map(len, PROMPTS))
+        model(torch.tensor([[PAD] * (width - len(p)) + p for p in PROMPTS]))
+
+    result = compared(tmp_path, alone, unmasked)
+    assert result.status == "different"
+    # Positions count from the padding on, and attention looks at it.
+    assert [f.name for f in result.findings][:2] == ["model", "model.layers.0.self_attn"]
+    assert result.inputs_differ[0] == (
+        "LlamaForCausalLM step 0: 3 tokens ahead of it in the target that the reference has not: 0, 0, 0; "
+        "no mask says that they are padding"
+    )

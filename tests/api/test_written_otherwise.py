@@ -467,3 +467,66 @@ def test_projections_that_are_parameters_of_a_call_itself(tmp_path, apart):
     if apart:
         assert result.findings[0].verdict == "param-diff"
         assert result.findings[0].sentence.endswith("; k of the target")
+
+
+class Square(nn.Module):
+    """Images as high as wide, a residual: turned ones look much like turned ones for many layers on."""
+
+    def __init__(self, turn):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.pool = nn.Conv2d(3, 8, 3, padding=1), Pool(turn)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.pool(self.stem(x))
+        for conv in self.convs:
+            x = torch.relu(x + 0.3 * conv(x))
+        return self.head(x.mean((2, 3)))
+
+
+class Pool(nn.Module):
+    def __init__(self, turn):
+        super().__init__()
+        self.turn = turn
+
+    def forward(self, x):
+        out = torch.nn.functional.max_pool2d(x, 2)
+        return out.transpose(2, 3).contiguous() if self.turn else out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_turned_image_is_a_fault_where_it_is_turned(tmp_path, dtype):
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    reference = captured(Square(False), tmp_path / "ref", x)
+    result = whence.compare(reference, captured(Square(True).to(dtype), tmp_path / "tgt", x.to(dtype)))
+    assert (result.status, [f.name for f in result.findings]) == ("different", ["pool"])
+
+
+class Cells(nn.Module):
+    def __init__(self, swap):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cells, self.head = nn.ModuleList(nn.LSTMCell(12, 12) for _ in range(2)), nn.Linear(12, 5)
+        if swap:
+            cell = self.cells[0]
+            for p in cell.parameters():
+                p.data = p.data.view(4, 12, *p.shape[1:])[[0, 3, 1, 2]].reshape(p.shape)
+
+    def forward(self, x):
+        state = [(torch.zeros(len(x), 12), torch.zeros(len(x), 12)) for _ in self.cells]
+        for t in range(x.shape[1]):
+            out = x[:, t]
+            for i, cell in enumerate(self.cells):
+                state[i] = cell(out, state[i])
+                out = state[i][0]
+        return self.head(out)
+
+
+def test_gates_in_another_order_are_a_fault_of_the_parameters(tmp_path):
+    x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(0))
+    result = whence.compare(captured(Cells(False), tmp_path / "ref", x), captured(Cells(True), tmp_path / "tgt", x))
+    assert result.status == "different"
+    assert (result.findings[0].name, result.findings[0].verdict) == ("cells.0", "param-diff")
+    assert "another order" in result.findings[0].sentence

@@ -11,7 +11,7 @@ import numpy as np
 from whence import dtypes
 from whence.align import channels
 from whence.align import expressions as ex
-from whence.align.axes import X, applied, turned, ways
+from whence.align.axes import X, applied, candidates, turned
 from whence.align.distances import AGREES, clear_best, distance, resembles
 from whence.align.laying import Face, Family, Laying
 from whence.align.matching import spread
@@ -32,13 +32,13 @@ def activations(at: Laying) -> None:
                 continue
         if same and (not dtypes.named(a.dtype).is_floating or a.count < 4 or not _may_be_turned(at, faces[0])):
             continue
-        candidates = [*ways(b.shape, a.shape), *(turned(b.shape) if same else ())]
-        if len(candidates) < 2 and same:
+        possible = candidates(b.shape, a.shape)
+        if len(possible) < 2 and same:
             continue
-        node = _chosen(at, faces, candidates)
+        node = _chosen(at, faces, possible)
         why = "confirmed on data"
-        if node is None and not same and candidates and ex.keeps_order(candidates[0], b.shape):
-            node, why = candidates[0], "from shapes alone"
+        if node is None and not same and possible and ex.keeps_order(possible[0], b.shape):
+            node, why = possible[0], "from shapes alone"
         if node is None or node is X:
             continue
         if a.count < b.count and not _may_be_left_out(at, faces[0], family[faces[0]][0]):
@@ -112,16 +112,16 @@ def _may_be_left_out(at: Laying, face: Face, call: int) -> bool:
     return bool(counts.max() >= left and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - left)
 
 
-def _chosen(at: Laying, faces: Sequence[Face], candidates: Sequence[ex.Node]) -> ex.Node | None:
+def _chosen(at: Laying, faces: Sequence[Face], possible: Sequence[ex.Node]) -> ex.Node | None:
     """The way that the elements of a few siblings agree on."""
-    if len(candidates) == 1 and ex.keeps_order(candidates[0], at.records(faces[0])[1].shape):
-        return candidates[0]
+    if len(possible) == 1 and ex.keeps_order(possible[0], at.records(faces[0])[1].shape):
+        return possible[0]
     votes: Counter[int] = Counter()
     for face in spread(faces):
         arrays = at.arrays(face)
-        if arrays is None or not candidates:
+        if arrays is None or not possible:
             continue
-        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in candidates])
+        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])
         if best is not None:
             votes[best] += 1
-    return candidates[votes.most_common(1)[0][0]] if votes else None
+    return possible[votes.most_common(1)[0][0]] if votes else None

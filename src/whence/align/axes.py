@@ -37,6 +37,11 @@ def turned(shape: Shape) -> list[ex.Node]:
     return list(orders(shape, shape))[1:]
 
 
+def candidates(have: Shape, want: Shape) -> list[ex.Node]:
+    """All ways between two shapes; of equal ones the tensor itself and those that change its order."""
+    return [*ways(have, want), *(turned(have) if have == want else ())]
+
+
 def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
     """Ways between shapes of one count that leave out no element: the tensor itself, then without a change of order, then with one.
 

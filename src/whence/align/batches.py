@@ -9,8 +9,8 @@ import msgspec
 
 from whence.align import marks
 from whence.align.derived import Making
-from whence.align.gathering import Gathering, ends
-from whence.align.sequences import Asked, Fed, Piece, asked, fed, matched, same_batches
+from whence.align.gathering import Gathering, ends, shapes_of
+from whence.align.sequences import Asked, Fed, Match, Piece, asked, fed, matched, same_batches
 from whence.align.sites import match_roots, selected
 from whence.records import Call, Run
 from whence.results import Joined, Parted
@@ -77,25 +77,24 @@ class _Facing:
     def __init__(self, left: _Side, right: _Side, ours: tuple[list[Fed], list[Asked]], others: tuple[list[Fed], list[Asked]]) -> None:
         self.left, self.right, self._ours, self._others = left, right, ours, others
         self._gather = _gathering(left, *ours), _gathering(right, *others)
+        self._gather[0].other, self._gather[1].other = self._gather[::-1]
         self._flat = any(f.flat for f in (*ours[0], *others[0]))
 
-    def units(self, pairs: Sequence[tuple[Asked, Asked, int]]) -> list[Parted]:
+    def units(self, matches: Sequence[Match]) -> list[Parted]:
         """Whole batches where no row of the reference is padded and every one has a partner; else row by row."""
-        faced = {id(one): (other, shared) for one, other, shared in pairs}
+        faced = {id(match.one): match for match in matches}
         parted = []
         for chain in _chains(self._ours[1]):
             first = self.left.run.calls[chain[0].pieces[0].call]
-            found = [(one, *faced[id(one)]) for one in chain if id(one) in faced]
-            whole = len(found) == len(chain) and all(n == len(one.tokens) and not one.padded for one, _, n in found)
+            found = [faced[id(one)] for one in chain if id(one) in faced]
+            whole = len(found) == len(chain) and all(m.shared == len(m.one.tokens) and not m.one.padded for m in found)
+            lines = [_between(m.other.pieces, m.ahead, m.ahead + m.shared) for m in found]
+            parted += [p for m in found if (p := _parted(first, m)) is not None]
             if whole and not self._flat:
-                self._unit([one.pieces for one in chain], [_upto(other.pieces, n) for _, other, n in found], first.step, 0)
+                self._unit([one.pieces for one in chain], lines, first.step, 0)
                 continue
-            for one, other, n in found:
-                row = one.pieces[0].row
-                self._unit([_upto(one.pieces, n)], [_upto(other.pieces, n)], first.step, row)
-                if n < len(one.tokens):
-                    after = _token(one, n), _token(other, n)
-                    parted.append(Parted(first.root, first.step, row, n, len(one.tokens), *after))
+            for match, line in zip(found, lines, strict=True):
+                self._unit([_between(match.one.pieces, 0, match.shared)], [line], first.step, match.one.pieces[0].row)
             if found:
                 for one in chain:
                     if id(one) not in faced:
@@ -116,7 +115,11 @@ class _Facing:
         if not one.is_call(mine) or lasts[1]:
             self.left.made.append(one.gathered(mine, step=step, micro=micro, note=_note(mine), other=(lasts[1], ends(theirs[0]))))
             _used(self.left, one, mine, step, micro)
-        self.right.made.append(other.gathered(theirs, step=step, micro=micro, note=_note(theirs), other=(lasts[0], ends(mine[0]))))
+            shapes = shapes_of(self.left.made[-1], self.left.making)
+        else:
+            shapes = shapes_of(one.tree(mine[0][0].call), self.left.making)
+        note, at = _note(theirs), (lasts[0], ends(mine[0]))
+        self.right.made.append(other.gathered(theirs, step=step, micro=micro, note=note, other=at, shapes=shapes))
         _used(self.right, other, theirs, step, micro)
 
 
@@ -143,16 +146,27 @@ def _chains(sequences: Sequence[Asked]) -> list[list[Asked]]:
     return list(table.values())
 
 
-def _upto(pieces: Sequence[Piece], length: int) -> list[Piece]:
-    """The pieces that hold the first `length` tokens."""
+def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
+    """The pieces that hold the tokens [start, stop) of a sequence."""
     out = []
+    at = 0
     for piece in pieces:
-        if length <= 0:
-            break
-        have = min(length, piece.stop - piece.start)
-        out.append(piece._replace(stop=piece.start + have, whole=piece.whole and have == piece.stop - piece.start))
-        length -= have
+        have = piece.stop - piece.start
+        skip, keep = max(start - at, 0), min(stop - at, have)
+        if keep > skip:
+            out.append(piece._replace(start=piece.start + skip, stop=piece.start + keep, whole=piece.whole and keep == have))
+        at += have
     return out
+
+
+def _parted(first: Call, match: Match) -> Parted | None:
+    """What of a sequence does not face each other, None where all does."""
+    one, other, n, ahead = match
+    if n == len(one.tokens) and not ahead:
+        return None
+    before = tuple(t for t in other.tokens[:ahead] if isinstance(t, int))
+    row = one.pieces[0].row
+    return Parted(first.root, first.step, row, n, len(one.tokens), _token(one, n), _token(other, ahead + n), before)
 
 
 def _token(one: Asked, at: int) -> int | None:
@@ -202,9 +216,7 @@ def _done(side: _Side) -> Run:
     return side.making.done(calls)
 
 
-def _sentences(
-    ours: Sequence[Asked], others: Sequence[Asked], pairs: Sequence[tuple[Asked, Asked, int]], a: Sequence[Fed], b: Sequence[Fed]
-) -> list[str]:
+def _sentences(ours: Sequence[Asked], others: Sequence[Asked], pairs: Sequence[Match], a: Sequence[Fed], b: Sequence[Fed]) -> list[str]:
     def form(calls: Sequence[Fed]) -> str:
         shapes = list(dict.fromkeys(str(f.shape) for f in calls))
         return f"{len(calls)} {'call' if len(calls) == 1 else 'calls'} on {', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"

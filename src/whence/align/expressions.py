@@ -352,7 +352,7 @@ def keeps_order(node: Node, shape: Shape) -> bool:
     """Does this only change the shape of a tensor, so that its bytes stay as they are?"""
     if isinstance(node, Reverse):
         return sum(n != 1 for n in shape) <= 1
-    if not isinstance(node, Rearrange):
+    if not isinstance(node, Rearrange) or not isinstance(node.of, Name):
         return isinstance(node, Name)
     split, order, _ = node._steps(shape)
     kept = [axis for axis in order if split[axis] != 1]

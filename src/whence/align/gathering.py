@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ import msgspec
 from whence.align.derived import Making
 from whence.align.expressions import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.names import normal_scope
-from whence.align.sequences import Fed, Piece
+from whence.align.sequences import Fed, Piece, is_cache
 from whence.records import Call, Ref
 
 Line = Sequence[Piece]
+Shape = tuple[int, ...]
 Place = tuple[str, str, int, str]
 
 
@@ -37,13 +38,29 @@ class Seen(NamedTuple):
 class Axes:
     """Where the rows, the new tokens and the tokens that can be seen lie in a tensor; None where it has no such axis.
 
-    last: the axis of new tokens where only the last of a call is there (the scores of a generation).
+    last: the axis of new tokens where only the last of a call is there (the scores of a generation). flat: one axis of all rows' tokens.
     """
 
     batch: int | None = None
     token: int | None = None
     seen: int | None = None
     last: int | None = None
+    flat: int | None = None
+
+    def __len__(self) -> int:
+        return sum(axis is not None for axis in (self.batch, self.token, self.seen, self.last, self.flat))
+
+
+def fits(axes: Axes, sights: Sequence[Seen]) -> bool:
+    """Could a tensor of these extents have these axes?"""
+    return all(
+        max((k for k in (axes.batch, axes.token, axes.seen, axes.last, axes.flat) if k is not None), default=-1) < len(s.shape)
+        and (axes.batch is None or s.shape[axes.batch] == s.batch)
+        and (axes.token is None or s.shape[axes.token] == s.width)
+        and (axes.seen is None or s.shape[axes.seen] == s.total)
+        and axes.last is None and axes.flat is None
+        for s in sights
+    )  # fmt: skip
 
 
 def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
@@ -57,16 +74,22 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
         return None
     count = dims.pop()
     varied = [k for k in range(count) if len({s.shape[k] for s in sights}) > 1]
+    both = any((s.batch or 1) > 1 and s.width > 1 for s in sights)
+    if both and count and all(s.shape[0] == (s.batch or 1) * s.width for s in sights):
+        # Rows and tokens in one axis, as routers of experts have them: no other axis is one of these then.
+        return Axes(flat=0) if varied in ([], [0]) else None
     batch = next((k for k in range(min(2, count)) if all(s.shape[k] == s.batch for s in sights)), None)
     mask = boolean or "mask" in slot or "bias" in slot
     new = [k for k in range(count) if k != batch and all(s.shape[k] == s.width for s in sights)]
     all_ = [k for k in range(count) if k != batch and all(s.shape[k] == s.total for s in sights)]
     seen = next((k for k in all_ if k in varied and k not in new), None)
     token = next(iter(new), None) if seen is None or mask else None
-    if seen is None and mask and token is not None:
-        seen = next((k for k in all_ if k != token), None)
-    if any(k not in (batch, token, seen) for k in varied):
-        return None
+    if seen is None and token is not None:
+        # Masks have it also where nothing varies, attention weights where it does.
+        seen = next((k for k in all_ if k != token and (mask or k in varied)), None)
+    cache = count > 2 and (is_cache(slot) or slot.startswith("mutated"))
+    if any(k not in (batch, token, seen) for k in varied) or (cache and token is None and seen is None):
+        return None  # a cache of fixed length holds what came last
     one = [k for k in range(count - 1) if k != batch and all(s.shape[k] == 1 for s in sights)]
     alone = token is None and seen is None and count > 2 and any(s.width > 1 for s in sights)
     return Axes(batch, token, seen, next(iter(one), None) if alone else None)
@@ -85,7 +108,10 @@ class Gathering:
         self._calls = calls
         self._axes: dict[tuple[Any, ...], Axes | None] = {}
         self._sights: dict[tuple[Any, ...], list[Seen]] | None = None
+        self.other: Gathering | None = None  # the other run's
+        self._by_place: dict[Place, Axes | None] | None = None
         self._lasts: set[Place] | None = None
+        self._shapes: Mapping[Place, tuple[int, ...]] = {}
         self._places: dict[int, dict[tuple[Any, ...], Call]] = {}
 
     def is_call(self, lines: Sequence[Line]) -> bool:
@@ -112,12 +138,15 @@ class Gathering:
         return self._lasts
 
     def gathered(
-        self, lines: Sequence[Line], *, step: int, micro: int, note: str, other: tuple[set[Place], Sequence[int]] = (set(), ())
-    ) -> list[Call]:
+        self, lines: Sequence[Line], *, step: int, micro: int, note: str, other: tuple[set[Place], Sequence[int]] = (set(), ()),
+        shapes: Mapping[Place, tuple[int, ...]] | None = None,
+    ) -> list[Call]:  # fmt: skip
         """The calls of one unit. lines: the pieces of every row of the batch it has, in order. Ids are those of the longest piece's.
 
-        other: slots of which the other run has only the last token of each call, and which tokens of the sequence these are.
+        other: slots of which the other run has only the last token of each call, and which tokens of the sequence these are. shapes: of
+        the other run's tensors, where it has slots of these names.
         """
+        self._shapes = shapes or {}
         longest = max(range(len(lines[0])), key=lambda i: (lines[0][i].stop - lines[0][i].start, -i))
         out = []
         for call in self.tree(lines[0][longest].call):
@@ -126,7 +155,9 @@ class Gathering:
                 record = ref.record if ref.slot.startswith("param") else self._record(call, ref.slot, lines, other)
                 if record is not None:
                     refs.append(Ref(ref.slot, record, ref.edge))
-            out.append(msgspec.structs.replace(call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note)))
+            lost = call.leaf and call.slots("output") and not any(r.slot.startswith("output") for r in refs)
+            if not lost:  # else a call without a partner, which runs again as part of the one above
+                out.append(msgspec.structs.replace(call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note)))
         return out
 
     def _record(self, call: Call, slot: str, lines: Sequence[Line], other: tuple[set[Place], Sequence[int]]) -> int | None:
@@ -144,11 +175,13 @@ class Gathering:
                 return None
             records[piece.call] = record
         try:
-            return self._made(found, lines, records, theirs)
+            return self._made(found, lines, records, theirs, self._shapes.get(_place(call, slot)))
         except Unfit:
             return None
 
-    def _made(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int], theirs: Sequence[int] | None) -> int | None:
+    def _made(
+        self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int], theirs: Sequence[int] | None, wanted_shape: Shape | None
+    ) -> int | None:
         mine = ends(lines[0])
         wanted = [at for at in mine if theirs is None or at in theirs] if axes.last is not None else list(theirs or ())
         if axes.last is not None:
@@ -158,34 +191,57 @@ class Gathering:
             ]
             if not lines[0]:
                 return None
-            return self._joined(Axes(axes.batch, axes.last), lines, records)
+            return self._joined(Axes(axes.batch, axes.last), lines, records, wanted_shape)
         if theirs is not None and axes.token is not None:
-            made = self._joined(axes, lines, records)
+            made = self._joined(axes, lines, records, None)
+            if made is None:
+                return None
             return self.making.add(Take(Name("x"), tuple(wanted), axes.token), {"x": [made]})
-        return self._joined(axes, lines, records)
+        return self._joined(axes, lines, records, wanted_shape)
 
-    def _joined(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> int:
-        making, calls = self.making, list(dict.fromkeys(p.call for line in lines for p in line))
-        whole = len(lines) > 1 and axes.batch is not None and self._all_rows(lines)
-        if axes.batch is None and axes.token is None and axes.seen is None:
-            return records[lines[0][0].call]
-        if axes.batch is not None and len(lines) > 1 and self._shared(axes, lines, records):
-            lines = [lines[0]]
-        rows = [lines[0]] if whole or axes.batch is None else lines
+    def _joined(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int], wanted: Shape | None) -> int | None:
+        calls = list(dict.fromkeys(p.call for line in lines for p in line))
+        stacked = next((axis for axis in (axes.batch, axes.flat, axes.token) if axis is not None), None)
+        if stacked is None and axes.seen is None:
+            return self._as_it_is(lines[0][0], records, wanted)
         names = {call: "x" if len(calls) == 1 else f"s{i}" for i, call in enumerate(calls)}
-        nodes = [self._line(axes, line, names, records, cut_row=not whole) for line in rows]
-        node = nodes[0] if len(nodes) == 1 else Cat(tuple(nodes), axes.batch or 0)
-        bound = {names[call]: [records[call]] for call in calls if names[call] in _names(node)}
+        if len(lines) == 1:
+            return self._add(self._line(axes, lines[0], names, records, cut_row=True), names, records)
+        if self._all_rows(lines) and (axes.batch is not None or self._whole(lines)):
+            return self._add(self._line(axes, lines[0], names, records, cut_row=False), names, records)
+        shared = self._line(axes, lines[0], names, records, cut_row=True)
+        if stacked is None:
+            return self._add(shared, names, records)
+        every = Cat(tuple(self._line(axes, line, names, records, cut_row=True) for line in lines), stacked)
+        bound = {names[call]: [self.making.record(records[call]).shape] for call in calls}
+        if wanted is not None and every.shape(bound) == wanted:
+            return self._add(every, names, records)
+        if (wanted is not None and shared.shape(bound) == wanted) or axes.batch is None or self._shared(axes, lines, records):
+            return self._add(shared, names, records)
+        return self._add(every, names, records)
+
+    def _as_it_is(self, piece: Piece, records: Mapping[int, int], wanted: Shape | None) -> int | None:
+        """A tensor that follows neither rows nor tokens; None where it has other extents than across: tokens sorted by experts."""
+        record = records[piece.call]
+        return record if wanted is None or self.making.record(record).shape == wanted else None
+
+    def _add(self, node: Node, names: Mapping[int, str], records: Mapping[int, int]) -> int:
+        used = _names(node)
+        bound = {name: [records[call]] for call, name in names.items() if name in used}
         node = _starred(node, bound)
         if isinstance(node, Cat) and any(isinstance(p, Star) for p in node.parts):
             bound = {"steps": [ids[0] for ids in bound.values()]}
-        return making.add(node, bound)
+        return self.making.add(node, bound)
 
     def _shared(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> bool:
         """Rows that went through calls of their own and have one and the same tensor there, as positions are: no batch at all."""
         found = [self.making.record(records[line[0].call]) for line in lines]
         alone = all(r.shape[axes.batch or 0] == 1 for r in found) and len({line[0].call for line in lines}) == len(lines)
         return alone and bool(found[0].hash) and len({r.hash for r in found}) == 1
+
+    def _whole(self, lines: Sequence[Line]) -> bool:
+        """Are these all tokens of their calls?"""
+        return all((p.start, p.stop) == (0, self._given[p.call].width) for line in lines for p in line) and len(lines[0]) == 1
 
     def _all_rows(self, lines: Sequence[Line]) -> bool:
         """Are these all rows of their calls in order, with the same tokens of each?"""
@@ -201,18 +257,19 @@ class Gathering:
     def _line(self, axes: Axes, line: Line, names: Mapping[int, str], records: Mapping[int, int], *, cut_row: bool) -> Node:
         """One row from its pieces."""
         first, last = line[0], line[-1]
-        if axes.token is None and axes.seen is not None:
+        if axes.token is None and axes.flat is None and axes.seen is not None:
             # A cache: the last one holds what was there before.
             return self._piece(
                 axes, last, names, records, first.start, cut_row=cut_row, stop=first.start + sum(p.stop - p.start for p in line)
             )
-        if axes.token is None:
+        along = axes.token if axes.token is not None else axes.flat
+        if along is None:
             return self._piece(axes, first, names, records, first.start, cut_row=cut_row)
         parts = [self._piece(axes, p, names, records, first.start, cut_row=cut_row) for p in line]
         if axes.seen is not None:
             to = last.total - first.start
             parts = [Pad(p, axes.seen, to, "lowest") if piece.total < last.total else p for p, piece in zip(parts, line, strict=True)]
-        return parts[0] if len(parts) == 1 else Cat(tuple(parts), axes.token)
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts), along)
 
     def _piece(
         self, axes: Axes, piece: Piece, names: Mapping[int, str], records: Mapping[int, int], pad: int, *, cut_row: bool, stop: int = 0
@@ -223,6 +280,9 @@ class Gathering:
             keys[axes.batch] = slice(piece.row, piece.row + 1)
         if axes.token is not None and (piece.start, piece.stop) != (0, shape[axes.token]):
             keys[axes.token] = slice(piece.start, piece.stop)
+        if axes.flat is not None and cut_row and shape[axes.flat] != piece.stop - piece.start:
+            before = piece.row * self._given[piece.call].width
+            keys[axes.flat] = slice(before + piece.start, before + piece.stop)
         if axes.seen is not None and (pad, stop or piece.total) != (0, shape[axes.seen]):
             keys[axes.seen] = slice(pad, stop or piece.total)
         name = Name(names[piece.call])
@@ -240,8 +300,22 @@ class Gathering:
             if self._sights is None:
                 self._sights = self._seen()
             record = next(r.record for r in call.refs if r.slot == slot)
-            self._axes[key] = axes(slot, self.making.record(record).dtype == "bool", self._sights[key])
+            own = axes(slot, self.making.record(record).dtype == "bool", self._sights[key])
+            theirs = self.other.told(_place(call, slot)) if self.other is not None else None
+            if own is not None and theirs is not None and fits(theirs, self._sights[key]) and len(theirs) > len(own):
+                own = theirs  # where lengths vary more is known
+            self._axes[key] = own
         return self._axes[key]
+
+    def told(self, place: Place) -> Axes | None:
+        """The axes of a slot by its name, from this run's own sights."""
+        if self._by_place is None:
+            if self._sights is None:
+                self._sights = self._seen()
+            self._by_place = {}
+            for (_, scope, op, occurrence, slot), sights in self._sights.items():
+                self._by_place[normal_scope(scope), op, occurrence, slot] = axes(slot, False, sights)
+        return self._by_place.get(place)
 
     def _seen(self) -> dict[tuple[Any, ...], list[Seen]]:
         """Every sight of every slot below the roots that were given something."""
@@ -265,6 +339,11 @@ def ends(line: Line) -> list[int]:
 
 def _ends(line: Line) -> list[int]:
     return [total - 1 for total in itertools.accumulate(p.stop - p.start for p in line)]
+
+
+def shapes_of(calls: Iterable[Call], making: Making) -> dict[Place, Shape]:
+    """The shape of every tensor of the calls of one unit, by the name of its slot."""
+    return {_place(c, r.slot): making.record(r.record).shape for c in calls for r in c.refs}
 
 
 def _place(call: Call, slot: str) -> Place:

@@ -301,25 +301,38 @@ def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:
     return True
 
 
-def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[tuple[Asked, Asked, int]]:
-    """(sequence of the reference, of the target, how many tokens they share from the start), each once."""
+class Match(NamedTuple):
+    """A sequence of the reference faces one of the target: their first `shared` tokens, after `ahead` more in the target."""
+
+    one: Asked
+    other: Asked
+    shared: int
+    ahead: int = 0
+
+
+def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[Match]:
+    """Which sequences face each other, each once: equal ones, then those that end alike or start alike."""
     exact: dict[tuple[object, ...], list[Asked]] = defaultdict(list)
     for one in right:
         exact[one.tokens].append(one)
-    out: list[tuple[Asked, Asked, int]] = []
+    out: list[Match] = []
     rest: list[Asked] = []
     for one in left:
         found = exact.get(one.tokens)
         if found:
-            out.append((one, found.pop(0), len(one.tokens)))
+            out.append(Match(one, found.pop(0), len(one.tokens)))
         else:
             rest.append(one)
     free = [one for found in exact.values() for one in found]
     for one in rest:
         shared = [(_shared(one.tokens, other.tokens), -i) for i, other in enumerate(free)]
         best, at = max(shared, default=(0, 0))
-        if best and best >= _ENOUGH * min(len(one.tokens), len(free[-at].tokens)):
-            out.append((one, free.pop(-at), best))
+        behind = next((i for i, other in enumerate(free) if other.tokens[-len(one.tokens) :] == one.tokens), None)
+        if behind is not None and best < len(one.tokens):
+            other = free.pop(behind)
+            out.append(Match(one, other, len(one.tokens), len(other.tokens) - len(one.tokens)))
+        elif best and best >= _ENOUGH * min(len(one.tokens), len(free[-at].tokens)):
+            out.append(Match(one, free.pop(-at), best))
     return out
 
 

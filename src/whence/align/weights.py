@@ -17,7 +17,7 @@ import numpy as np
 
 from whence.align import channels
 from whence.align import expressions as ex
-from whence.align.axes import X, applied, orders, turned, ways
+from whence.align.axes import X, applied, candidates, orders, ways
 from whence.align.distances import resembles
 from whence.align.laying import Face, Family, Laying
 from whence.align.matching import READ, spread
@@ -42,7 +42,7 @@ def lies(reference: Array, target: Array) -> Order | None:
     """How a parameter of the target must be laid to be the reference's, None where nothing is found. Raises nothing."""
     if reference.shape == target.shape and resembles(reference, target):
         return Order("axes", X)
-    for node in (*ways(target.shape, reference.shape), *(turned(target.shape) if reference.shape == target.shape else ())):
+    for node in candidates(target.shape, reference.shape):
         if node is not X and resembles(reference, applied(node, target)):
             return Order("axes", node)
     if reference.ndim < 2 or target.ndim != reference.ndim:

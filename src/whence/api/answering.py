@@ -84,10 +84,15 @@ class Answer:
             slot = slots.get(ref.slot)
             if slot is None or self.faces.error(slot).value is None:
                 # Empty tensors and lone reasons hold nothing that could differ.
-                if slot is not None and self.faces.reference.records[ref.record].count == 0:
+                if slot is not None and (self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)):
                     continue
                 return False
         return True
+
+    def _other_form(self, slot: SlotPair) -> bool:
+        """A cache of another length than the other run's (static against growing, a window): what is read of it is compared where it is."""
+        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        return align.is_cache(slot.reference_slot) and a.shape != b.shape
 
     def _was_joined(self, call: Call, slot: str) -> bool:
         """A cache that only one run has: what it held went on into later calls, which are joined with this one."""

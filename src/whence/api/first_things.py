@@ -54,8 +54,12 @@ class FirstThings:
     def _parted(self, parted: Parted) -> str:
         """A sequence that goes another way, in a sentence; "" where the scores before were a near tie, which is noted."""
         where = f"{parted.root} step {parted.step}" + (f" row {parted.micro}" if parted.micro else "")
+        if parted.before:
+            shown = ", ".join(map(str, parted.before[:4])) + (", ..." if len(parted.before) > 4 else "")
+            what = f"{len(parted.before)} tokens ahead of it in the target that the reference has not: {shown}"
+            return f"{where}: {what}; no mask says that they are padding"
         if parted.reference is None or parted.target is None:
-            return f"{where}: {parted.tokens} of {parted.of} tokens of the reference are in the target"
+            return f"{where}: only {parted.tokens} of {parted.of} tokens of the reference are in the target"
         tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             call = self.faces.calls[pair.reference]

@@ -118,5 +118,8 @@ class Otherwise:
         arrays = self.faces.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
             return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"
-        at = tuple(int(i) for i in np.argwhere(arrays[0] != arrays[1])[0])
+        different = np.argwhere(arrays[0] != arrays[1])
+        if not len(different):
+            return f"({arrays[0].dtype} against {arrays[1].dtype})"
+        at = tuple(int(i) for i in different[0])
         return f"(at {list(at)}: {arrays[0][at]} against {arrays[1][at]})"

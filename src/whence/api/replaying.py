@@ -23,7 +23,8 @@ from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
 if TYPE_CHECKING:
-    from whence.api.modelling import Models
+    from whence.api.masks import Alike
+from whence.api.modelling import Models
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
@@ -102,7 +103,7 @@ class Replayer:
         self.paired, self.inner, self.spread = paired, inner, spread
         self.reference, self.target = Side(reference, allow, model), Side(target, allow)
         # What the target itself ran had its masks in its own form.
-        self.own = Side(getattr(target, "own", target), allow)
+        self.own = Side(target.base if isinstance(target, Alike) else target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._held_bytes = 0
@@ -205,7 +206,8 @@ class Replayer:
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             for slot, y in produced.items():
                 elsewhere = judge.whole(y, r[slot], [c[slot] for c in copies])
-                found.local[slot] = min(found.local[slot], elsewhere, key=lambda item: item.score)
+                if elsewhere.score <= 1:
+                    found.local[slot] = min(found.local[slot], elsewhere, key=lambda item: item.score)
         elif highest(found.local) > judge.LIMITS.suspect and align.is_of_pieces(other):
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
