@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapping, padding, ranks, tensors
+from whence.align import batches, mapped, padding, ranks, tensors
 from whence.align.derived import Derived, worded
 from whence.align.elements import Inside
 from whence.align.fusion import fused
@@ -38,7 +38,7 @@ def align(
     """
     said: list[str] = []
     if chart is not None:
-        reference, target, named, said = mapping.prepared(reference, target, chart)
+        reference, target, named, said = mapped.prepared(reference, target, chart)
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
         reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
@@ -48,7 +48,7 @@ def align(
     reference, target = faced.reference, faced.target
     found = plan(reference, target, match)
     if chart is not None:
-        target, found = mapping.applied(reference, target, found, chart, named)
+        target, found = mapped.applied(reference, target, found, chart, named)
     if match in ("auto", "names"):
         target, found = fused(reference, target, found)
         target, found = laid_out(reference, target, found)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 USER_MAP = "user map"
 """The rule of pairs that a map made: no stage changes them."""
 
+MOST_PARTS = 4  # that one call may be in the other run
 READ = 3  # of a family of siblings: so many are read to decide for all
 
 
@@ -172,3 +173,8 @@ def identifier(name: str) -> str:
     """A name that a dims expression can bind."""
     out = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     return out if out.isidentifier() else f"x_{out}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that are there several times."""
+    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

@@ -63,7 +63,7 @@ def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str)
     to = {o: j for j, o in enumerate(theirs)}
     there = [(i, to[at.face[k].other]) for i, k in enumerate(mine) if k in at.face and at.face[k].other in to]
     new: list[int] = []
-    named = _named(at)
+    named = at.shared_names is not None
     i0 = j0 = 0
     for i, j in [*order.longest_increasing(there), (len(mine), len(theirs))]:
         a = [k for k in mine[i0:i] if k not in at.face]
@@ -84,21 +84,12 @@ def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str)
     return new
 
 
-def _named(at: Pairing) -> bool:
-    """Do most calls share their names?"""
-    if at._names_shared is None:
-        at._names_shared = 2 * len(at.face) >= min(len(at.left), len(at.right)) and len(at.face) > 1
-        keys = ((at.left.keys[s].scope, at.right.keys[f.other].scope) for s, f in at.face.items())
-        at._shared_names = {starred(a) for a, b in keys if starred(a) == starred(b)}
-    return at._names_shared
-
-
 def _elsewhere(at: Pairing, site: int, other: int) -> bool:
     """Does the name of one of the two stand across under the same name in other layers? Then this one was left out, not renamed."""
     mine, theirs = starred(at.left.keys[site].scope), starred(at.right.keys[other].scope)
     if mine == theirs or likeness(at.left.word(site), at.right.word(other)) >= 0.5 or at.tells(site, other):
         return False
-    return mine in at._shared_names or theirs in at._shared_names
+    return not {mine, theirs}.isdisjoint(at.shared_names or ())
 
 
 def _same_forms(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:

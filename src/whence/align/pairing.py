@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 from whence.align.content import Features, Vocabulary, distance
-from whence.align.names import family
+from whence.align.names import family, starred
 from whence.align.sites import Sites
 from whence.records import Run
 
@@ -40,8 +41,6 @@ class Pairing:
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
         self.renumbered: set[int] = set()  # sites of the reference whose numbers mean something else across
-        self._names_shared: bool | None = None  # before structure adds its pairs
-        self._shared_names: set[str] = set()
 
     def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
         before = self.back.get(other)
@@ -56,6 +55,16 @@ class Pairing:
         found = self.face.pop(site, None)
         if found is not None:
             del self.back[found.other]
+
+    @cached_property
+    def shared_names(self) -> frozenset[str] | None:
+        """Names, with stars for numbers, that partners share, None unless most calls share theirs. As when first asked: before
+        structure adds its pairs.
+        """
+        if 2 * len(self.face) < min(len(self.left), len(self.right)) or len(self.face) < 2:
+            return None
+        keys = ((starred(self.left.keys[s].scope), starred(self.right.keys[f.other].scope)) for s, f in self.face.items())
+        return frozenset(a for a, b in keys if a == b)
 
     def free(self) -> tuple[list[int], list[int]]:
         """Sites without a partner, of either side."""

@@ -14,6 +14,7 @@ import numpy as np
 from whence import align, dtypes, judge
 from whence.api.chains import Chain, perturbed
 from whence.api.declaring import PLAIN, Semantics
+from whence.api.masks import Alike
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
@@ -23,8 +24,7 @@ from whence.records import Call, Program, Run
 from whence.results import SlotPair
 
 if TYPE_CHECKING:
-    from whence.api.masks import Alike
-from whence.api.modelling import Models
+    from whence.api.modelling import Models
 
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
