@@ -122,6 +122,8 @@ def test_sequences_match_whole_or_by_a_common_start():
         ("output.logits", [((1, 1, 50), 1, 5, 5), ((1, 1, 50), 1, 1, 6)], Axes(0, None, None, 1)),
         ("output.0", [((5, 8), None, 5, 5), ((2, 8), None, 2, 2)], Axes(None, 0)),
         ("output.0", [((20, 4), 4, 5, 5)], Axes(flat=0)),
+        ("output.0", [((1, 4, 5, 5), 4, 5, 5)], Axes(None, 2)),
+        ("output.0", [((1, 4, 1, 1), 4, 1, 1)], Axes(None, 0)),
         ("output.past_key_values.layers.0.keys", [((1, 2, 3, 8), 1, 5, 5), ((1, 2, 3, 8), 1, 1, 6)], None),
         ("output.0", [((16,), 1, 5, 5), ((16,), 1, 1, 6)], Axes()),
         ("output.0", [((1, 5, 8), 1, 5, 5), ((1, 7, 8), 1, 1, 6)], None),

@@ -47,14 +47,20 @@ def facing(reference: Run, target: Run) -> Faced:
     faced = Faced(reference, target)
     left, right = _Side("reference", reference, Making(reference)), _Side("target", target, Making(target))
     tables = match_roots(selected(reference.calls), selected(target.calls))
-    for mine, theirs in tables.items():
-        faced.notes += _root(left, right, _roots(reference, mine), _roots(target, theirs), faced.parted)
+    ours, others = _roots(reference), _roots(target)
+    for (name, scope), calls in ours.items():
+        theirs = others.get((tables.get(name, name), scope), [])
+        faced.notes += _root(left, right, calls, theirs, faced.parted)
     faced.reference, faced.target, faced.joined = _done(left), _done(right), left.joined + right.joined
     return faced
 
 
-def _roots(run: Run, name: str) -> list[Call]:
-    return sorted((c for c in run.calls if c.parent == -1 and c.root == name and c.phase == "forward"), key=lambda c: c.order)
+def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
+    """The outermost calls of every module that is called from outside, in order: a model, and an encoder of its own."""
+    out: dict[tuple[str, str], list[Call]] = {}
+    for call in sorted((c for c in run.calls if c.parent == -1 and c.phase == "forward"), key=lambda c: c.order):
+        out.setdefault((call.root, call.scope), []).append(call)
+    return out
 
 
 def _root(left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call], parted: list[Parted]) -> list[str]:

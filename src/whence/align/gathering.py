@@ -78,7 +78,10 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     if both and count and all(s.shape[0] == (s.batch or 1) * s.width for s in sights):
         # Rows and tokens in one axis, as routers of experts have them: no other axis is one of these then.
         return Axes(flat=0) if varied in ([], [0]) else None
-    batch = next((k for k in range(min(2, count)) if all(s.shape[k] == s.batch for s in sights)), None)
+    rows = [k for k in range(min(2, count)) if all(s.shape[k] == s.batch for s in sights)]
+    if rows[:1] == [1] and not (any(s.width > 1 for s in sights) and all(s.shape[0] == s.width for s in sights)):
+        rows = []  # behind one axis that is no tokens: heads, as many as rows by chance
+    batch = next(iter(rows), None)
     mask = boolean or "mask" in slot or "bias" in slot
     new = [k for k in range(count) if k != batch and all(s.shape[k] == s.width for s in sights)]
     all_ = [k for k in range(count) if k != batch and all(s.shape[k] == s.total for s in sights)]
@@ -100,12 +103,12 @@ class Gathering:
 
     def __init__(self, making: Making, calls: Sequence[Call], given: Mapping[int, Fed], totals: Mapping[int, int]) -> None:
         self.making, self._given, self._totals = making, given, totals
-        self._trees: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
-        for call in calls:
-            self._trees[_tree(call)].append(call)
-        for tree in self._trees.values():
-            tree.sort(key=lambda c: c.order)
-        self._calls = calls
+        self._trees: dict[int, list[Call]] = {root: [] for root in given}
+        roots: dict[int, int] = {}
+        for call in sorted(calls, key=lambda c: c.order):
+            roots[call.id] = call.id if call.parent == -1 else roots.get(call.parent, -1)
+            if roots[call.id] in self._trees:
+                self._trees[roots[call.id]].append(call)
         self._axes: dict[tuple[Any, ...], Axes | None] = {}
         self._sights: dict[tuple[Any, ...], list[Seen]] | None = None
         self.other: Gathering | None = None  # the other run's
@@ -124,7 +127,7 @@ class Gathering:
 
     def tree(self, root: int) -> list[Call]:
         """A root call and all below it, in the order they began."""
-        return self._trees[_tree(self._calls[root])]
+        return self._trees[root]
 
     def lasts(self) -> set[Place]:
         """The slots that hold the last token of each call only."""
@@ -348,10 +351,6 @@ def shapes_of(calls: Iterable[Call], making: Making) -> dict[Place, Shape]:
 
 def _place(call: Call, slot: str) -> Place:
     return (normal_scope(call.scope), call.op, call.occurrence, slot)
-
-
-def _tree(call: Call) -> tuple[Any, ...]:
-    return (call.rank, call.root, call.step, call.micro, call.phase)
 
 
 def _names(node: Node) -> set[str]:

@@ -20,7 +20,8 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
 
-_TOKENS = ("input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
+_DECODER = "decoder_input_ids"
+_TOKENS = (_DECODER, "input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
 _POSITIONS = ("position_ids", "positions", "cache_position", "pos", "input_pos")
 _CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
 _ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
@@ -124,6 +125,8 @@ def _fed(run: Run, call: Call, places: Sequence[str]) -> Fed | None:
     inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
     ref = _token_input(run, inputs)
     try:
+        if ref is not None and _DECODER in inputs and any(n in inputs for n in _TOKENS[1:]):
+            return _both(run, call, inputs)
         if ref is not None:
             return _tokens(run, call, ref, inputs, places)
         return _rows(run, call, inputs)
@@ -144,6 +147,8 @@ def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
 
 def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequence[str]) -> Fed:
     ids = run.array(ref.record)
+    if ref.slot == f"input.{_DECODER}":  # a mask without that word is the encoder's
+        inputs = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") or "mask" not in n}
     positions = next((run.array(inputs[n].record) for n in places if n in inputs), None)
     seen = _cached(run, inputs)
     cached = any(name.split(".")[0] in _CACHES for name in inputs)
@@ -165,6 +170,20 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequ
             first = int(line[start])
         rows.append((tuple(map(int, row[start:stop])), start, first))
     return Fed(call, ids.shape, tuple(rows), seen, cached)
+
+
+def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
+    """Encoder and decoder asked at once: two axes of tokens, so that a row is one unit; None where one of them is padded."""
+    parts = []
+    for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
+        own = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") == (name == _DECODER)}
+        found = _tokens(run, call, inputs[name], own, ())
+        if found.flat or any(len(tokens) != found.width for tokens, *_ in found.rows):
+            return None
+        parts.append(found.rows)
+    if len(parts[0]) != len(parts[1]):
+        return None
+    return Fed(call, (len(parts[0]), 1), tuple((((a[0], b[0]),), 0, None) for a, b in zip(*parts, strict=True)), None, False)
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
