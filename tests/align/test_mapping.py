@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from handmade import net, record
+from handmade import Builder, net
 from whence import align, api
 from whence.errors import UsageError
-from whence.records import Call, MemoryRun, Ref
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((5, 4)).astype(np.float32)
@@ -14,22 +13,11 @@ Q, K = (RNG.standard_normal((n, 4)).astype(np.float32) for n in (6, 2))
 
 
 def run(*calls, root="Net"):
-    """Calls given as (scope, {slot: array}); one array is one record."""
-    records, arrays, numbers = [], {}, {}
-
-    def at(array):
-        if id(array) not in numbers:
-            numbers[id(array)] = len(records)
-            arrays[len(records)] = array
-            records.append(record(len(records), array))
-        return numbers[id(array)]
-
-    out = [
-        Call(i, scope, root, 0, i, op_type="Linear", parent=-1 if i == 0 else 0, leaf=i > 0,
-             refs=tuple(Ref(slot, at(array)) for slot, array in slots.items()))
-        for i, (scope, slots) in enumerate(calls)
-    ]  # fmt: skip
-    return MemoryRun(out, records, arrays)
+    """Calls given as (scope, {slot: array}), below the first one."""
+    made = Builder()
+    for i, (scope, slots) in enumerate(calls):
+        made.call(scope, slots, parent=-1 if i == 0 else 0, root=root)
+    return made.run()
 
 
 def linear(scope, weight):
