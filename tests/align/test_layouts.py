@@ -144,6 +144,10 @@ def test_distance_against_numpy_and_what_it_does_not_forgive():
     assert distance(lowest, lowest) == 0.0
     assert distance(a, lowest) == math.inf  # a mask in one of them only
     assert distance(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+    window = np.where(np.eye(9) > 0, 0.0, -np.inf)  # blocked in more than half of it
+    assert distance(window, window) == 0.0
+    assert distance(window, window[::-1]) == math.inf
+    assert distance(np.full(3, np.nan), np.full(3, np.nan)) == math.inf  # nothing to compare
 
 
 # ---- runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,8 @@ READ = 3  # of a family of siblings: so many are read to decide for all
 class Matching:
     """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner or `also`), free, ambiguous.
 
-    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids: children of every call.
+    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids_reference,
+    kids_target: children of every call, in order.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
@@ -44,7 +46,14 @@ class Matching:
             for other in others:
                 self.doubtful[other].add(call)
         self.notes = list(plan.notes)
-        self.kids_reference, self.kids_target = children(reference.calls), children(target.calls)
+
+    @cached_property
+    def kids_reference(self) -> dict[int, list[int]]:
+        return children(self.reference.calls)
+
+    @cached_property
+    def kids_target(self) -> dict[int, list[int]]:
+        return children(self.target.calls)
 
     def done(self) -> tuple[Run, Plan]:
         """The target with what was made of it, and the plan."""

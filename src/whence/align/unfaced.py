@@ -35,7 +35,7 @@ def _lies_alone(
     n = len(place[1])
     if n == 1:
         return ()
-    if any(at.is_declared(key, slot) for _ in at.declared):
+    if at.is_declared(key, slot):
         return at.options(side, key, slot, place[1], shapes)[0][0]
     if all(at.apart(side.name, place[1][0], r) == 0.0 for r in place[1][1:]):
         return (Level("replicated", n),)
