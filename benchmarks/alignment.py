@@ -83,7 +83,7 @@ def main() -> None:
         left, right = run(layers, steps, flat=flat), run(layers, steps, less=left_out, **how)
         gc.set_threshold(200_000, 50, 100)  # as the command line does
         started = time.perf_counter()
-        plan = align.plan(left, right)
+        plan = align.align(left, right).plan
         took = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         row = {"runs": name, "calls": len(left.calls), "records": len(left.records), "pairs": len(plan.pairs), "s": took, "peak_gb": peak}

@@ -50,4 +50,36 @@ def net(dtype=np.float32, *, seed=0, change=None, keep=True, names=("fc1", "fc2"
     return MemoryRun(calls, records, arrays if keep else {}, path=f"<{root}>")
 
 
+class Builder:
+    """Collects calls and tensors of a run. One array (not: equal ones) is one record of its rank."""
+
+    def __init__(self, *, keep=True):
+        self.keep, self.calls, self.records, self.arrays = keep, [], [], {}
+        self._known, self._held = {}, []
+
+    def add(self, array, rank=0):
+        key = rank, id(array)
+        self._held.append(array)  # an id is good while its array lives
+        if key not in self._known:
+            number = self._known[key] = len(self.records)
+            self.arrays[number] = np.ascontiguousarray(array)
+            self.records.append(record(number, array, keep=self.keep))
+        return self._known[key]
+
+    def call(self, scope, slots, *, op_type="Linear", parent=-1, root="Net", step=0, rank=0, leaf=None):
+        """slots: name -> array. Returns the call's id."""
+        refs = tuple(Ref(slot, self.add(array, rank)) for slot, array in slots.items())
+        order = sum(c.rank == rank for c in self.calls)
+        self.calls.append(
+            Call(
+                len(self.calls), scope, root, step, order, rank=rank, op_type=op_type, parent=parent,
+                leaf=parent >= 0 if leaf is None else leaf, refs=refs,
+            )
+        )  # fmt: skip
+        return len(self.calls) - 1
+
+    def run(self):
+        return MemoryRun(self.calls, self.records, self.arrays if self.keep else {})
+
+
 bfloat16 = ml_dtypes.bfloat16

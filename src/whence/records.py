@@ -402,6 +402,20 @@ class MemoryRun:
         return view
 
 
+class Over:
+    """A Run over another one, `base`: what is not given is the other's, elements too."""
+
+    def __init__(self, base: Run, calls: Sequence[Call] | None = None, records: Sequence[Record] | None = None) -> None:
+        self.base = base
+        self.path, self.info, self.ended = base.path, base.info, base.ended
+        self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
+        self.calls: Sequence[Call] = base.calls if calls is None else calls
+        self.records: Sequence[Record] = base.records if records is None else records
+
+    def array(self, record: int) -> Array:
+        return self.base.array(record)
+
+
 class Region(NamedTuple):
     """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
 

@@ -1,21 +1,20 @@
 import numpy as np
 import pytest
 
-from handmade import record
+from handmade import Builder, record
 from whence.align import Making
 from whence.align.derived import text
 from whence.align.expressions import Unfit
 from whence.errors import ElementsMissing
-from whence.records import Call, MemoryRun, Ref
 
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((3, 4)).astype(np.float32), RNG.standard_normal((3, 2)).astype(np.float32)
 
 
 def run(*arrays, keep=True):
-    records = [record(i, a, keep=keep) for i, a in enumerate(arrays)]
-    calls = [Call(0, "", "Net", 0, 0, refs=tuple(Ref(f"output.{i}", i) for i in range(len(arrays))))]
-    return MemoryRun(calls, records, dict(enumerate(arrays)) if keep else {})
+    made = Builder(keep=keep)
+    made.call("", {f"output.{i}": array for i, array in enumerate(arrays)}, op_type="Net")
+    return made.run()
 
 
 def test_a_made_tensor_is_read_like_any_other():

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handmade import record
+from handmade import Builder, record
 from whence.align import align
 from whence.align import expressions as ex
+from whence.align.axes import turned, ways
 from whence.align.channels import completed, located, taken
-from whence.align.layouts import distance, turned, ways
+from whence.align.distances import distance
 from whence.align.origins import named
-from whence.records import Call, MemoryRun, Ref
+from whence.records import MemoryRun
 from whence.results import Made
 
 RNG = np.random.default_rng(0)
@@ -143,6 +144,10 @@ def test_distance_against_numpy_and_what_it_does_not_forgive():
     assert distance(lowest, lowest) == 0.0
     assert distance(a, lowest) == math.inf  # a mask in one of them only
     assert distance(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+    window = np.where(np.eye(9) > 0, 0.0, -np.inf)  # blocked in more than half of it
+    assert distance(window, window) == 0.0
+    assert distance(window, window[::-1]) == math.inf
+    assert distance(np.full(3, np.nan), np.full(3, np.nan)) == math.inf  # nothing to compare
 
 
 # ---- runs
@@ -150,15 +155,11 @@ def test_distance_against_numpy_and_what_it_does_not_forgive():
 
 def run(name, *, weight, x, y, op="Linear", bias=None, root="Net"):
     """One module `name` in a root, with its records."""
-    arrays = [a for a in (x, weight, bias, y) if a is not None]
-    at = {id(a): i for i, a in enumerate(arrays)}
-    refs = [Ref("param.weight", at[id(weight)])] + ([Ref("param.bias", at[id(bias)])] if bias is not None else [])
-    calls = [
-        Call(0, "", root, 0, 0, op_type=root, refs=(Ref("input.0", 0), Ref("output.0", at[id(y)]))),
-        Call(1, name, root, 0, 1, op_type=op, parent=0, number="1", leaf=True,
-             refs=(*refs, Ref("input.0", 0), Ref("output.0", at[id(y)]))),
-    ]  # fmt: skip
-    return MemoryRun(calls, [record(i, a) for i, a in enumerate(arrays)], dict(enumerate(arrays)))
+    made = Builder()
+    made.call("", {"input.0": x, "output.0": y}, op_type=root, root=root)
+    held = {"param.weight": weight} | ({"param.bias": bias} if bias is not None else {})
+    made.call(name, {**held, "input.0": x, "output.0": y}, op_type=op, parent=0, root=root)
+    return made.run()
 
 
 @settings(max_examples=60, deadline=None)
@@ -185,16 +186,14 @@ def parts(split, *, keep_weights=True, order=(0, 1, 2), groups=1):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 5, 6)).astype(np.float32)
     weights = [rng.standard_normal((8, 6)).astype(np.float32) for _ in range(3)]
-    records, calls = [x], [Call(0, "", "Net", 0, 0, op_type="Net", refs=(Ref("input.0", 0), Ref("output.0", 0)))]
+    made = Builder()
+    made.call("", {"input.0": x, "output.0": x}, op_type="Net")
     if not split:
         weights = [np.concatenate([weights[i].reshape(groups, -1, 6) for i in order], 1).reshape(-1, 6)]
     for name, weight in zip("qkv" if split else ["qkv"], weights):
-        at = len(records)
-        records += [weight, x @ weight.T]
-        refs = (Ref("param.weight", at),) if keep_weights else ()
-        refs = (*refs, Ref("input.0", 0), Ref("output.0", at + 1))
-        calls.append(Call(len(calls), name, "Net", 0, len(calls), op_type="Linear", parent=0, leaf=True, refs=refs))
-    return MemoryRun(calls, [record(i, a) for i, a in enumerate(records)], dict(enumerate(records)))
+        held = {"param.weight": weight} if keep_weights else {}
+        made.call(name, {**held, "input.0": x, "output.0": x @ weight.T}, parent=0)
+    return made.run()
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])

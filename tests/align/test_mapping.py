@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from handmade import net, record
+from handmade import Builder, net
 from whence import align, api
+from whence.align.matching import Matching
 from whence.errors import UsageError
-from whence.records import Call, MemoryRun, Ref
+from whence.results import CallPair
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((5, 4)).astype(np.float32)
@@ -14,22 +15,11 @@ Q, K = (RNG.standard_normal((n, 4)).astype(np.float32) for n in (6, 2))
 
 
 def run(*calls, root="Net"):
-    """Calls given as (scope, {slot: array}); one array is one record."""
-    records, arrays, numbers = [], {}, {}
-
-    def at(array):
-        if id(array) not in numbers:
-            numbers[id(array)] = len(records)
-            arrays[len(records)] = array
-            records.append(record(len(records), array))
-        return numbers[id(array)]
-
-    out = [
-        Call(i, scope, root, 0, i, op_type="Linear", parent=-1 if i == 0 else 0, leaf=i > 0,
-             refs=tuple(Ref(slot, at(array)) for slot, array in slots.items()))
-        for i, (scope, slots) in enumerate(calls)
-    ]  # fmt: skip
-    return MemoryRun(out, records, arrays)
+    """Calls given as (scope, {slot: array}), below the first one."""
+    made = Builder()
+    for i, (scope, slots) in enumerate(calls):
+        made.call(scope, slots, parent=-1 if i == 0 else 0, root=root)
+    return made.run()
 
 
 def linear(scope, weight):
@@ -173,3 +163,19 @@ def test_a_proposed_map_says_again_what_was_paired(tmp_path, target):
     proposed = align.align(reference, target)
     again = faced(reference, target, written(tmp_path, plan_map(proposed.plan, proposed.reference, proposed.target)))
     assert [(p.reference, p.target) for p in again.plan.pairs] == [(p.reference, p.target) for p in proposed.plan.pairs]
+
+
+def test_what_a_map_takes_from_a_pair_leaves_all_others_of_it_unmatched(tmp_path):
+    """q of the reference was said to be two calls of the target; one is said to be k's then: the other is listed."""
+    halves = np.split(Q, 2)
+    target = run(("", {"input.0": X}), linear("a", halves[0]), linear("b", halves[1]))
+    both = Matching(SPLIT, target, align.plan(SPLIT, target))
+    for call in (1, 2):
+        both.free("target", target.calls[call])
+    both.free("reference", SPLIT.calls[1])
+    both.take(CallPair(1, 1, "fused calls", also=(2,)))
+    both.free("target", target.calls[1])
+    plan = both.done()[1]
+    assert {2} <= set(plan.unmatched_target)
+    assert 1 in plan.unmatched_reference
+    assert not any(p.reference == 1 for p in plan.pairs)

@@ -7,45 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handmade import record
-from whence.align import ranks as joining
+from handmade import Builder
+from whence.align import shown_rank
 from whence.align.expressions import parse
 from whence.align.mapping import load
-from whence.align.ranks import Shard, joined
-from whence.align.shards import Level, candidates, node, part_order
+from whence.align.ranks import joined
+from whence.align.shards import Level, Shard, candidates, node, part_order
 from whence.api.comparing import CompareOptions, compare_runs
 from whence.errors import UsageError
-from whence.records import Call, MemoryRun, Ref
+from whence.records import Call, MemoryRun
 
 WIDTH, HEADS = 16, 32
-
-
-class Builder:
-    """Collects calls and tensors of a run; equal arrays of one rank are one record."""
-
-    def __init__(self):
-        self.calls, self.records, self.arrays, self.known = [], [], {}, {}
-        self.held = []
-
-    def add(self, rank, array):
-        key = (rank, id(array))
-        self.held.append(array)  # an id is good while its array lives
-        if key not in self.known:
-            number = len(self.records)
-            self.records.append(record(number, array))
-            self.arrays[number], self.known[key] = np.ascontiguousarray(array), number
-        return self.known[key]
-
-    def call(self, rank, scope, op_type, parent=-1, root="Net", step=0, **slots):
-        refs = tuple(Ref(name.replace("_", ".", 1), self.add(rank, array)) for name, array in slots.items())
-        order = sum(c.rank == rank for c in self.calls)
-        self.calls.append(
-            Call(len(self.calls), scope, root, step, order, rank=rank, op_type=op_type, parent=parent, leaf=parent >= 0, refs=refs)
-        )
-        return len(self.calls) - 1
-
-    def run(self):
-        return MemoryRun(self.calls, self.records, self.arrays)
 
 
 def tensors(seed=0, layers=2, batch=2, tokens=8):
@@ -66,12 +38,13 @@ def write(layers_by_rank, *, root="Net"):
     """A run in which rank r holds layers_by_rank[r], a list of (number, tensors of the layer)."""
     made = Builder()
     for rank, layers in enumerate(layers_by_rank):
-        top = made.call(rank, "", root, root=root, input_0=layers[0][1]["x"], output_0=layers[-1][1]["z"])
+        ends = {"input.0": layers[0][1]["x"], "output.0": layers[-1][1]["z"]}
+        top = made.call("", ends, op_type=root, root=root, rank=rank)
         for number, t in layers:
-            block = made.call(rank, f"layers.{number}", "Block", top, root, input_0=t["x"], output_0=t["z"])
-            made.calls[block] = Call(**{f: getattr(made.calls[block], f) for f in Call.__struct_fields__} | {"leaf": False})
-            made.call(rank, f"layers.{number}.up", "Linear", block, root, param_weight=t["up"], input_0=t["x"], output_0=t["h"])
-            made.call(rank, f"layers.{number}.down", "Linear", block, root, param_weight=t["down"], input_0=t["h"], output_0=t["y"])
+            name, of = f"layers.{number}", {"root": root, "rank": rank}
+            block = made.call(name, {"input.0": t["x"], "output.0": t["z"]}, op_type="Block", parent=top, leaf=False, **of)
+            made.call(f"{name}.up", {"param.weight": t["up"], "input.0": t["x"], "output.0": t["h"]}, parent=block, **of)
+            made.call(f"{name}.down", {"param.weight": t["down"], "input.0": t["h"], "output.0": t["y"]}, parent=block, **of)
     return made.run()
 
 
@@ -210,11 +183,12 @@ def test_experts_that_only_some_ranks_have():
     def build(rank_of, number):
         made = Builder()
         for rank in sorted(set(rank_of)):
-            top = made.call(rank, "", "MoE", root="MoE", input_0=x.copy(), output_0=x.copy())
-            made.call(rank, "norm", "RMSNorm", top, "MoE", param_weight=norm.copy(), input_0=x.copy(), output_0=(x * norm).copy())
+            top = made.call("", {"input.0": x.copy(), "output.0": x.copy()}, op_type="MoE", root="MoE", rank=rank)
+            held = {"param.weight": norm.copy(), "input.0": x.copy(), "output.0": (x * norm).copy()}
+            made.call("norm", held, op_type="RMSNorm", parent=top, root="MoE", rank=rank)
             for i in (i for i in range(4) if rank_of[i] == rank):
-                made.call(rank, f"experts.{number(i)}", "Linear", top, "MoE", param_weight=experts[i], input_0=chosen[i],
-                          output_0=(chosen[i] @ experts[i].T).astype(np.float32))  # fmt: skip
+                held = {"param.weight": experts[i], "input.0": chosen[i], "output.0": (chosen[i] @ experts[i].T).astype(np.float32)}
+                made.call(f"experts.{number(i)}", held, parent=top, root="MoE", rank=rank)
         return made.run()
 
     one = build([0] * 4, lambda i: i)
@@ -271,18 +245,19 @@ def test_parts_that_were_cut_one_by_one(n, apart):
     q, k, v = (rng.standard_normal((rows, 8)).astype(np.float32) for rows in (16, 8, 8))
     x = rng.standard_normal((2, 5, 8)).astype(np.float32)
     one, many = Builder(), Builder()
-    top = one.call(0, "", "Net", input_0=x)
+    top = one.call("", {"input.0": x}, op_type="Net")
     if apart:
         for name, w in zip(("q_proj", "k_proj", "v_proj"), (q, k, v), strict=True):
-            one.call(0, name, "Linear", top, param_weight=w, input_0=x, output_0=(x @ w.T).astype(np.float32))
+            one.call(name, {"param.weight": w, "input.0": x, "output.0": (x @ w.T).astype(np.float32)}, parent=top)
     else:
-        one.call(0, "qkv", "Linear", top, param_weight=np.concatenate([q, k, v]), input_0=x,
-                 output_0=np.concatenate([x @ w.T for w in (q, k, v)], -1))  # fmt: skip
+        y = np.concatenate([x @ w.T for w in (q, k, v)], -1)
+        one.call("qkv", {"param.weight": np.concatenate([q, k, v]), "input.0": x, "output.0": y}, parent=top)
     for rank in range(n):
         mine, theirs = x.copy(), [np.split(w, n)[rank] for w in (q, k, v)]
-        root = many.call(rank, "", "Net", input_0=mine)
-        many.call(rank, "qkv", "QKVParallelLinear", root, param_weight=np.concatenate(theirs), input_0=mine,
-                  output_0=np.concatenate([x @ w.T for w in theirs], -1))  # fmt: skip
+        root = many.call("", {"input.0": mine}, op_type="Net", rank=rank)
+        y = np.concatenate([x @ w.T for w in theirs], -1)
+        held = {"param.weight": np.concatenate(theirs), "input.0": mine, "output.0": y}
+        many.call("qkv", held, op_type="QKVParallelLinear", parent=root, rank=rank)
     _, right, _ = joined(one.run(), many.run())
     call = next(c for c in right.calls if c.scope == "qkv")
     held = {r.slot: right.array(r.record) for r in call.refs}
@@ -307,7 +282,7 @@ def test_a_replica_that_differs_is_told_and_shown():
     assert any("replicas differ from layers.1.down:output.0 on (rel_l2 0.5): rank 2 stands for all" in n for n in notes)
     call = next(c for c in right.calls if c.scope == "layers.1.down")
     np.testing.assert_array_equal(right.array(call.slots("output")[0].record), made[2][1][1]["y"])
-    assert call.notes[-1] == f"{joining.SHOWN}2"
+    assert shown_rank(call) == "2"
 
 
 def test_replicas_apart_by_rounding_are_told():

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from handmade import record
+from handmade import Builder
 from whence.align import batches
 from whence.align.gathering import Axes, Seen, axes
 from whence.align.sequences import asked, fed, matched, same_batches
-from whence.records import Call, MemoryRun, Ref
 from whence.results import Parted
 
 RNG = np.random.default_rng(0)
@@ -16,18 +15,12 @@ TABLE = RNG.standard_normal((50, 4)).astype(np.float32)
 
 def run(*steps, root="Lm"):
     """A root that turns ids into rows of a table, once per step; each step is a dict of its inputs, ids first."""
-    calls, records, arrays = [], [], {}
-
-    def add(array):
-        arrays[len(records)] = np.asarray(array)
-        records.append(record(len(records), arrays[len(records)]))
-        return len(records) - 1
-
+    made = Builder()
     for step, inputs in enumerate(steps):
-        refs = tuple(Ref(f"input.{name}", add(array)) for name, array in inputs.items())
-        out = add(TABLE[np.asarray(next(iter(inputs.values())))])
-        calls.append(Call(len(calls), "", root, step, len(calls), op_type=root, leaf=True, refs=(*refs, Ref("output.0", out))))
-    return MemoryRun(calls, records, arrays)
+        out = TABLE[np.asarray(next(iter(inputs.values())))]
+        slots = {f"input.{name}": np.array(array) for name, array in inputs.items()}
+        made.call("", {**slots, "output.0": out}, op_type=root, root=root, step=step, leaf=True)
+    return made.run()
 
 
 def sequences(own):

@@ -214,5 +214,6 @@ def test_padding_that_no_mask_names_is_told(tmp_path):
     # Positions count from the padding on, and attention looks at it.
     assert [f.name for f in result.findings][:2] == ["model", "model.layers.0.self_attn"]
     assert result.inputs_differ[0] == (
-        "LlamaForCausalLM step 0: 3 tokens ahead of it in the target that the reference has not: 0, 0, 0; no mask says that they are padding"
+        "LlamaForCausalLM step 0: 3 tokens ahead of it in the target that the reference has not: 0, 0, 0; "
+        "no mask says that they are padding"
     )

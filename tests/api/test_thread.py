@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from handmade import bfloat16, net
+from handmade import bfloat16, net, record
 from whence import api, report
-from whence.records import MemoryRun
+from whence.records import Call, MemoryRun, Ref
 
 
 def plant(name, f):
@@ -141,3 +141,19 @@ def test_no_torch_is_loaded():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=str(__import__("pathlib").Path(__file__).parents[2])
     )
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+
+
+def test_calls_that_were_given_nothing_in_common_are_no_structural_fault():
+    """Two programs that share a name: outputs of other shapes prove nothing."""
+
+    def program(root, slot, shape):
+        arrays = {0: np.ones(shape, np.float32), 1: np.ones((*shape, 2), np.float32)}
+        refs = (Ref(slot, 0), Ref("output.0", 1))
+        calls = [
+            Call(0, "", root, 0, 0, op_type=root, refs=refs),
+            Call(1, "attn", root, 0, 1, op_type="Attention", parent=0, leaf=True, refs=refs),
+        ]
+        return MemoryRun(calls, [record(i, a) for i, a in arrays.items()], arrays)
+
+    result = api.compare(program("A", "input.x", (2, 3)), program("A", "input.mask.y", (5,)))
+    assert (result.status, result.findings) == ("undecided", ())

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from whence.align import marks
 from whence.align.beside import followers
 from whence.align.derived import Making
-from whence.align.gathering import JOINED, Gathering, ends, shapes_of
+from whence.align.gathering import Gathering, ends, shapes_of
 from whence.align.sequences import Asked, Fed, Match, Piece, asked, fed, matched, same_batches
 from whence.align.sites import match_roots, selected
 from whence.records import Call, Run
@@ -192,9 +193,8 @@ def _token(one: Asked, at: int) -> int | None:
 
 
 def _note(lines: Sequence[Sequence[Piece]]) -> str:
-    pieces = len(lines[0])
     rows = f"{len(lines)} rows" if len(lines) > 1 else f"row {lines[0][0].row}"
-    return f"{JOINED}{rows} of {pieces} {'call' if pieces == 1 else 'calls'}"
+    return marks.gathered(rows, len(lines[0]))
 
 
 def _used(side: _Side, gathering: Gathering, lines: Sequence[Sequence[Piece]], step: int, micro: int) -> None:

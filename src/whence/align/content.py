@@ -89,10 +89,6 @@ class Features:
     def many(self, sites: Iterable[int]) -> list[Feature]:
         return [self[s] for s in sites]
 
-    def parameter_count(self, site: int) -> int:
-        """Elements of a site's own parameters."""
-        return sum(self._record(r.record).count for r in self.sites.first[site].slots("param"))
-
     def of_call(self, call: Call) -> Feature:
         """Features of one call by itself, whatever it calls."""
         return self._described(call, (), 0)

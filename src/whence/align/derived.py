@@ -15,24 +15,21 @@ import numpy as np
 from whence.align import expressions
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, Run
+from whence.records import Call, Over, Record, Run
 from whence.results import Made, Plan, SlotPair
 
 _HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
 
 
-class Derived:
+class Derived(Over):
     """A run with made tensors behind its own, and calls that refer to them. base: the run as it is.
 
     calls: in place of the run's, ids are positions; None for the run's own.
     """
 
     def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], calls: Sequence[Call] | None = None) -> None:
-        self.base, self.made = base, tuple(made)
-        self.path, self.info, self.ended = base.path, base.info, base.ended
-        self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
-        self.calls: Sequence[Call] = base.calls if calls is None else calls
-        self.records: Sequence[Record] = Behind(base.records, records)
+        super().__init__(base, calls, _Behind(base.records, records))
+        self.made = tuple(made)
         self._first = len(base.records)
         self._held: OrderedDict[int, Array] = OrderedDict()
         self._held_bytes = 0
@@ -146,7 +143,7 @@ def _made_of(run: Run, record: int) -> Made | None:
     return None
 
 
-class Behind(Sequence[Record]):
+class _Behind(Sequence[Record]):
     """A run's records, and made ones behind them."""
 
     def __init__(self, own: Sequence[Record], made: Sequence[Record]) -> None:

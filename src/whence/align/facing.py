@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapping, padding, ranks, tensors
+from whence.align import batches, mapped, padding, ranks, tensors
 from whence.align.derived import Derived, worded
+from whence.align.elements import Inside
 from whence.align.fusion import fused
 from whence.align.layouts import laid_out
 from whence.align.mapping import Map
@@ -27,7 +28,7 @@ class Aligned:
 
 
 def align(
-    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], tensors.Inside] | None = None
+    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], Inside] | None = None
 ) -> Aligned:  # fmt: skip
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
@@ -37,7 +38,7 @@ def align(
     """
     said: list[str] = []
     if chart is not None:
-        reference, target, named, said = mapping.prepared(reference, target, chart)
+        reference, target, named, said = mapped.prepared(reference, target, chart)
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
         reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
@@ -47,7 +48,7 @@ def align(
     reference, target = faced.reference, faced.target
     found = plan(reference, target, match)
     if chart is not None:
-        target, found = mapping.applied(reference, target, found, chart, named)
+        target, found = mapped.applied(reference, target, found, chart, named)
     if match in ("auto", "names"):
         target, found = fused(reference, target, found)
         target, found = laid_out(reference, target, found)

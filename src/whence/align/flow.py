@@ -1,8 +1,14 @@
-"""Which site a site's tensors come from and go to, by the records they share."""
+"""The rule of data flow: which site a site's tensors come from and go to, by the records they share."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+from whence.align import order
+from whence.align.pairing import FLOW, Pairing, grouped
 from whence.align.sites import Sites
+
+_ROUNDS = 8
 
 
 class Flow:
@@ -39,3 +45,34 @@ class Flow:
         before = ", ".join(dict.fromkeys(sites.name(p) for p in self.producers(site) if p is not None))
         after = ", ".join(dict.fromkeys(sites.name(c) for c in self.consumers(site)))
         return f"between partners: after {before}, before {after}"
+
+
+def between_partners(at: Pairing) -> None:
+    """A site between paired sites: what it reads comes from partners, what it makes goes to partners."""
+    mine, theirs = at.free()
+    if not mine or not theirs:
+        return
+    ours, others = Flow(at.left), Flow(at.right)
+    for _ in range(_ROUNDS):
+        mine, theirs = at.free()
+        partner, itself = {s: f.other for s, f in at.face.items()}, {o: o for o in at.back}
+        a = grouped((_place(at, at.left, ours, s, partner), s) for s in mine)
+        b = grouped((_place(at, at.right, others, o, itself), o) for o in theirs)
+        new = 0
+        for place, sites in a.items():
+            if len(sites) == 1 and len(b.get(place, ())) == 1:
+                site, other = sites[0], b[place][0]
+                if order.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0] >= order.OUT:
+                    at.pair(site, other, FLOW, ours.words(site, at.left))
+                    new += 1
+        if not new:
+            return
+
+
+def _place(at: Pairing, sites: Sites, flow: Flow, site: int, partner: dict[int, int]) -> Hashable:
+    producers = tuple(partner.get(p, -1) if p is not None else None for p in flow.producers(site))
+    consumers = frozenset(partner[c] for c in flow.consumers(site) if c in partner)
+    known = any(p is not None and p >= 0 for p in producers)
+    if not known or -1 in producers or not consumers:
+        return None
+    return at.lane(sites, site), producers, consumers

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whence.align.layouts import AGREES, clear_best, distance, spread
-from whence.align.matching import Matching
+from whence.align.distances import AGREES, clear_best, distance
+from whence.align.matching import READ, Matching, spread
 from whence.align.names import starred
 from whence.records import Call
 from whence.results import CallPair, SlotPair
 
-_READ = 3
 _NORMS = ("batchnorm", "batch_norm")
 
 
@@ -41,7 +40,7 @@ def folded(at: Matching) -> None:
                 families[starred(call.scope), starred(other.scope)].append((pair, norm, other))
     count = 0
     for members in families.values():
-        if not any(_is_folded(at, *m) for m in members[:_READ]):
+        if not any(_is_folded(at, *m) for m in members[:READ]):
             continue
         for pair, norm, _ in members:
             count += _fold(at, pair, norm)
@@ -95,7 +94,7 @@ def absorbed(at: Matching) -> None:
             families[starred(call.scope), starred(other.scope)].append((pair, own, later[0], theirs))
     for (name, partner), members in families.items():
         if not _takes_more(at, members[0][0], "target") and not any(
-            _nearer(at, later, own, theirs) for _, own, later, theirs in spread(members, _READ)
+            _nearer(at, later, own, theirs) for _, own, later, theirs in spread(members)
         ):
             continue
         for pair, *_ in members:

@@ -16,18 +16,17 @@ import numpy as np
 
 from whence.align import channels
 from whence.align import expressions as ex
+from whence.align.distances import clear_best, distance
 from whence.align.folded import absorbed, folded
 from whence.align.heads import heads
-from whence.align.layouts import clear_best, distance, spread
-from whence.align.matching import Matching, identifier, short
+from whence.align.matching import MOST_PARTS, Matching, distinct, identifier, short, spread
 from whence.align.names import starred
+from whence.align.own_parameters import own_parameters
 from whence.align.streams import streams
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair
 
 RULE = "fused calls"
-_MOST_PARTS = 4
-_READ = 3
 
 Places = tuple[tuple[int, ...], ...]  # of each part: where its channels lie in the whole
 
@@ -36,7 +35,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     """Pair what is one call in one run and several in the other. Elements are read of few of every family of siblings."""
     at = Matching(reference, target, plan)
     _Projections(at).join()
-    _inner(at)
+    own_parameters(at)
     folded(at)
     absorbed(at)
     streams(at)
@@ -160,7 +159,7 @@ class _Projections:
         for whole in sorted(wholes, key=lambda c: c.order):
             extent = self._extent("target" if apart == "reference" else "reference", whole)
             for members in by_input.values():
-                for count in range(2, _MOST_PARTS + 1):
+                for count in range(2, MOST_PARTS + 1):
                     for at in range(len(members) - count + 1):
                         chosen = tuple(members[at : at + count])
                         if not extent or sum(self._extent(apart, c) for c in chosen) != extent:
@@ -183,7 +182,7 @@ class _Projections:
         return next((r.record for r in call.slots("param") if len(self.at.record(side, r.record).shape) == 2), None)
 
     def _decide(self, family: _Family) -> None:
-        read = spread(family.groups, _READ)
+        read = spread(family.groups)
         votes: Counter[tuple[Places, bool]] = Counter()
         known: Counter[tuple[Places, bool]] = Counter()
         for group in read:
@@ -317,7 +316,7 @@ class _Projections:
         # places say where the parts' channels lie in the whole: turned round, which of the joined parts each channel of the whole is.
         order = np.argsort(np.concatenate([np.array(p) for p in places]))
         extents = [self._extent("target", c) for c in parts]
-        names = _distinct([identifier(short(c)) for c in parts])
+        names = distinct([identifier(short(c)) for c in parts])
         slots: list[SlotPair] = []
         for ref in call.refs:
             records = [next((r.record for r in c.refs if r.slot == ref.slot), None) for c in parts]
@@ -365,64 +364,10 @@ class _Projections:
 
     def _pair(self, call: Call, other: Call, slots: Sequence[SlotPair], evidence: str, also: tuple[int, ...] = ()) -> None:
         faced, seen = {s.reference_slot for s in slots}, {s.target_slot for s in slots}
-        for at in (other.id, *also):
-            self.at.facing[at].add(call.id)
-        self.at.pairs[call.id] = CallPair(
+        self.at.take(CallPair(
             call.id, other.id, RULE, evidence, tuple(slots), tuple(r.slot for r in call.refs if r.slot not in faced),
             tuple(r.slot for r in other.refs if r.slot not in seen), also,
-        )  # fmt: skip
-
-
-def _inner(at: Matching) -> None:
-    """A fused parameter that a call of the reference has itself, and calls below its partner have in parts (torch's attention)."""
-    known: dict[tuple[str, str], tuple[int, int] | None] = {}
-    for pair in list(at.pairs.values()):
-        call, kids = at.reference.calls[pair.reference], at.kids_target.get(pair.target, [])
-        fused_slots = [r for r in call.slots("param") if r.slot in pair.only_reference and len(at.reference.records[r.record].shape) == 2]
-        if not fused_slots or len(kids) < 2 or at.kids_reference.get(call.id):
-            continue
-        name = starred(call.scope), fused_slots[0].slot
-        if known.get(name) is None:
-            known[name] = _run_of_kids(at, fused_slots[0].record, kids)
-        chosen = known[name]
-        if chosen is None or chosen[1] > len(kids):
-            continue
-        parts = [at.target.calls[k] for k in kids[slice(*chosen)]]
-        names = _distinct([identifier(short(c)) for c in parts])
-        slots = list(pair.slots)
-        for ref in call.slots("param"):
-            kind = ref.slot.rpartition("_")[2]  # in_proj_weight, in_proj_bias
-            bound = {n: [r.record for r in c.slots("param") if r.slot == f"param.{kind}"] for n, c in zip(names, parts)}
-            if ref.slot not in pair.only_reference or any(len(found) != 1 for found in bound.values()):
-                continue
-            node = ex.Cat(tuple(ex.Name(n) for n in names), 0)
-            shape = at.reference.records[ref.record].shape
-            shapes = {n: [at.target.records[r].shape for r in found] for n, found in bound.items()}
-            if all(len(s[0]) == len(shape) for s in shapes.values()) and node.shape(shapes) == shape:
-                made = at.making.add(node, bound, "rows found by their elements")
-                slots.append(SlotPair(ref.slot, f"{parts[0].scope}:param.{kind}", ref.record, made))
-        if len(slots) > len(pair.slots):
-            at.put(call.id, slots)
-            at.belongs(call.id, [k for k in kids if k in at.free_target])
-
-
-def _run_of_kids(at: Matching, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
-    """(first, behind the last) of the calls whose weights one after another are this one, told by most of its rows."""
-    whole = at.array("reference", record)
-    if whole is None:
-        return None
-    weights = [
-        next((r.record for r in at.target.calls[k].slots("param") if len(at.target.records[r.record].shape) == 2), None) for k in kids
-    ]
-    for count in range(2, _MOST_PARTS + 1):
-        for first in range(len(kids) - count + 1):
-            parts = [at.array("target", w) for w in weights[first : first + count]]
-            joined = [p for p in parts if p is not None and p.shape[1] == whole.shape[1]]
-            if len(joined) == count and sum(map(len, joined)) == len(whole):
-                found = channels.located(whole, np.concatenate(joined))
-                if found is not None and (found[found >= 0] == np.flatnonzero(found >= 0)).all():
-                    return first, first + count
-    return None
+        ))  # fmt: skip
 
 
 def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
@@ -439,10 +384,6 @@ def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
                 places[part] = tuple(g * step + offset + i for g in range(groups) for i in range(length))
                 offset += length
             yield tuple(places[i] for i in range(len(extents)))
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
 
 
 def _and(names: Iterable[str]) -> str:

@@ -21,17 +21,9 @@ from whence.align.names import normal_scope
 from whence.align.sequences import Fed, Piece, is_cache
 from whence.records import Call, Ref
 
-JOINED = "joined from "
-"""How the note of a call begins that was put together from several, or cut from one."""
-
 Line = Sequence[Piece]
 Shape = tuple[int, ...]
 Place = tuple[str, str, int, str]
-
-
-def is_gathered(call: Call) -> bool:
-    """Was this call cut from others or joined from them?"""
-    return any(note.startswith(JOINED) for note in call.notes)
 
 
 class Seen(NamedTuple):

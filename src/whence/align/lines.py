@@ -16,13 +16,13 @@ def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
         if why:
             counts = "" if len(left) == len(right) else f" ({len(left)} calls against {len(right)})"
             raise UsageError(
-                f"match order: line {line} disagrees{counts}: reference {_name(a)} {_shapes(a, reference)}, "
-                f"target {_name(b)} {_shapes(b, target)}: {why}; match auto aligns runs with inserted or removed calls"
+                f"match order: line {line} disagrees{counts}: reference {_name(a)} {_few(_shapes(a, reference))}, "
+                f"target {_name(b)} {_few(_shapes(b, target))}: {why}; match auto aligns runs with inserted or removed calls"
             )
     if len(left) != len(right):
         side, run, rest = ("reference", reference, left[len(right) :]) if len(left) > len(right) else ("target", target, right[len(left) :])
         raise UsageError(
-            f"match order: {len(left)} calls against {len(right)}; only {side} has {_name(rest[0])} {_shapes(rest[0], run)} at line "
+            f"match order: {len(left)} calls against {len(right)}; only {side} has {_name(rest[0])} {_few(_shapes(rest[0], run))} at line "
             f"{min(len(left), len(right))}; match auto aligns runs with inserted or removed calls"
         )
     return list(zip(left, right))
@@ -45,3 +45,8 @@ def _name(call: Call) -> str:
 def _shapes(call: Call, run: Run) -> str:
     shapes = [run.records[r.record].shape for r in call.slots("output")]
     return " ".join(f"[{', '.join(map(str, s))}]" for s in shapes) or "without output"
+
+
+def _few(shapes: str) -> str:
+    found = shapes.split("] ")
+    return shapes if len(found) <= 3 else "] ".join(found[:3]) + f"] and {len(found) - 3} more"

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
-from whence.align import mapping
 from whence.align.derived import Making, text
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, children
 from whence.results import CallPair, Plan, SlotPair
 
+T = TypeVar("T")
+
+USER_MAP = "user map"
+"""The rule of pairs that a map made: no stage changes them."""
+
+MOST_PARTS = 4  # that one call may be in the other run
+READ = 3  # of a family of siblings: so many are read to decide for all
+
 
 class Matching:
     """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner or `also`), free, ambiguous.
 
-    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids: children of every call.
+    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids_reference,
+    kids_target: children of every call, in order.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
@@ -36,7 +46,14 @@ class Matching:
             for other in others:
                 self.doubtful[other].add(call)
         self.notes = list(plan.notes)
-        self.kids_reference, self.kids_target = children(reference.calls), children(target.calls)
+
+    @cached_property
+    def kids_reference(self) -> dict[int, list[int]]:
+        return children(self.reference.calls)
+
+    @cached_property
+    def kids_target(self) -> dict[int, list[int]]:
+        return children(self.target.calls)
 
     def done(self) -> tuple[Run, Plan]:
         """The target with what was made of it, and the plan."""
@@ -89,7 +106,7 @@ class Matching:
     def said(self, reference: int) -> bool:
         """Did the user say whom this call faces? Then it stays so."""
         pair = self.pairs.get(reference)
-        return pair is not None and pair.rule == mapping.RULE
+        return pair is not None and pair.rule == USER_MAP
 
     # ---- what is read
 
@@ -118,7 +135,7 @@ class Matching:
                     self.free_target.add(other)
         else:
             for at in list(self.facing[call.id]):
-                self.parted(at)
+                self.free_target.update(self.parted(at))
                 self.free_reference.add(at)
             self.free_target.discard(call.id)
             for at in self.doubtful.pop(call.id, ()):
@@ -134,11 +151,26 @@ class Matching:
             self.facing[other].discard(reference)
         return [other for other in (pair.target, *pair.also) if not self.facing[other]]
 
+    def take(self, pair: CallPair) -> None:
+        """Add a pair of calls that were freed."""
+        self.pairs[pair.reference] = pair
+        self.free_reference.discard(pair.reference)
+        for other in (pair.target, *pair.also):
+            self.facing[other].add(pair.reference)
+            self.free_target.discard(other)
+
     def belongs(self, reference: int, others: Sequence[int]) -> None:
         """Calls of the target that are part of one that has a partner."""
         pair = self.pairs[reference]
         self.pairs[reference] = msgspec.structs.replace(pair, also=(*pair.also, *others))
         self.free_target -= set(others)
+
+
+def spread(items: Sequence[T], count: int = READ) -> list[T]:
+    """At most so many of them: the first, the last and between."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
 def short(call: Call) -> str:
@@ -150,3 +182,8 @@ def identifier(name: str) -> str:
     """A name that a dims expression can bind."""
     out = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     return out if out.isidentifier() else f"x_{out}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that are there several times."""
+    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

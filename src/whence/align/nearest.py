@@ -8,7 +8,7 @@ import numpy as np
 
 from whence.align import order
 from whence.align.names import likeness, normal_scope
-from whence.align.rules import Rules
+from whence.align.pairing import Pairing
 from whence.records import Run
 from whence.results import Nearest, Plan
 
@@ -25,29 +25,29 @@ def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> t
     """
     if not wanted:
         return ()
-    rules = Rules(reference, target)
+    at = Pairing(reference, target)
     paired = {p.target for p in plan.pairs}
-    free = [o for o in range(len(rules.right)) if not any(c in paired for calls in rules.right.moments[o].values() for c in calls)]
-    free = [o for o in free if rules.right.selected(o)][:_ACROSS]
+    free = [o for o in range(len(at.right)) if not any(c in paired for calls in at.right.moments[o].values() for c in calls)]
+    free = [o for o in free if at.right.selected(o)][:_ACROSS]
     if not free:
         return ()
-    across = rules.theirs.many(free)
-    paths = [normal_scope(rules.right.keys[o].scope).split(".") for o in free]
+    across = at.theirs.many(free)
+    paths = [normal_scope(at.right.keys[o].scope).split(".") for o in free]
     out: list[Nearest] = []
-    for site in list(dict.fromkeys(rules.left.site_of[c] for c in wanted))[:_MOST]:
-        table = order.scores([rules.ours[site]], across, rules.word)[0]
-        mine = normal_scope(rules.left.keys[site].scope).split(".")
+    for site in list(dict.fromkeys(at.left.site_of[c] for c in wanted))[:_MOST]:
+        table = order.scores([at.ours[site]], across, at.word)[0]
+        mine = normal_scope(at.left.keys[site].scope).split(".")
         near = [int(k) for k in np.argsort(-table, kind="stable")[:_CLOSER]]
         total = np.full(len(free), -np.inf)
         total[near] = [table[k] + _PATH * _alike(mine, paths[k]) for k in near]
         best = int(total.argmax())
         if total[best] < order.LEAST:
             continue
-        words = [rules.why(site, free[best])]
+        words = [at.why(site, free[best])]
         if sum(total >= total[best] - 1e-9) > 1:
             words.append(f"{int((total >= total[best] - 1e-9).sum())} fit equally")
         why = ", ".join(w for w in words if w) or "a similar name"
-        out.append(Nearest("reference", rules.left.name(site), rules.right.name(free[best]), why))
+        out.append(Nearest("reference", at.left.name(site), at.right.name(free[best]), why))
     return tuple(out)
 
 

@@ -10,17 +10,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whence.align.derived import Behind, Making
+from whence.align.derived import Derived, Making
 from whence.align.expressions import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.align.sequences import Fed, fed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Ref, Run
-from whence.results import Plan, SlotPair
+from whence.results import Made, Plan, SlotPair
 
 _PARTED = 100.0  # times the error of what is no padding
 _DIFFERS = 1e-3  # relative error of padding that no rounding makes
 
+WORDS = "padding from the reference"
 Bits = npt.NDArray[np.bool_]
 
 
@@ -83,30 +84,26 @@ def _padded(making: Making, values: int, sizes: int, width: tuple[int, int] | No
     return making.add(Cat(tuple(parts), 0), {"x": [values]}, "nested tensor written out with padding")
 
 
-class Filled:
-    """A run with records behind its own that are its tensors with padding taken from the other run, so that it says nothing."""
+class Filled(Derived):
+    """A run with tensors behind its own that are its own with padding taken from the other run, so that it says nothing.
+
+    padding: by (record of the reference, record of the run), where it is.
+    """
 
     def __init__(self, base: Run, reference: Run, padding: Mapping[tuple[int, int], Bits]) -> None:
-        self._base, self._reference, self._first = base, reference, len(base.records)
-        self._padding = [(mine, theirs, bits) for (theirs, mine), bits in padding.items()]
-        self.path, self.info, self.ended = base.path, base.info, base.ended
-        self.calls, self.programs, self.notes, self.steps = base.calls, base.programs, base.notes, base.steps
-        self.records: Sequence[Record] = Behind(base.records, [self._described(k) for k in range(len(self._padding))])
+        first = len(base.records)
+        own = [base.records[mine] for _, mine in padding]
+        # Of their content nothing is known beforehand but shape and dtype.
+        records = [Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(own)]
+        super().__init__(base, [Made(r.id, WORDS, (("x", (one.id,)),)) for r, one in zip(records, own, strict=True)], records)
+        self._reference, self._padding = reference, list(padding.items())
 
-    def array(self, record: int) -> Array:
-        """Elements of a record. Raises ElementsMissing."""
-        if record < self._first:
-            return self._base.array(record)
-        mine, theirs, padding = self._padding[record - self._first]
-        array = np.array(self._base.array(mine))
+    def _make(self, made: Made) -> Array:
+        (theirs, mine), padding = self._padding[made.record - self._first]
+        array = np.array(self.base.array(mine))
         array[padding] = self._reference.array(theirs)[padding].astype(array.dtype)
         array.flags.writeable = False
         return array
-
-    def _described(self, at: int) -> Record:
-        """Of its content nothing is known beforehand but shape and dtype."""
-        old = self._base.records[self._padding[at][0]]
-        return Record(self._first + at, old.dtype, old.shape, device=old.device)
 
 
 def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
@@ -143,7 +140,7 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
                 continue
             padding.setdefault(key, ~where)
             made = len(target.records) + places.setdefault(key, len(places))
-            slots[at] = msgspec.structs.replace(slot, target_record=made, dims="padding from the reference")
+            slots[at] = msgspec.structs.replace(slot, target_record=made, dims=WORDS)
         pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
     return Filled(target, reference, padding), msgspec.structs.replace(plan, pairs=tuple(pairs), notes=(*plan.notes, *notes))
 

@@ -9,11 +9,16 @@ equally as ambiguous.
 
 from __future__ import annotations
 
+from whence.align.flow import between_partners
 from whence.align.lines import line_by_line
+from whence.align.nesting import containers, learn, leaves, structure
+from whence.align.numbering import shifted
+from whence.align.pairing import Pairing
 from whence.align.repeats import realign
-from whence.align.rules import Rules
+from whence.align.resembling import same_content
 from whence.align.sites import selected
 from whence.align.slots import face
+from whence.align.spelling import exact, normalised, spelt_alike
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan
@@ -33,35 +38,35 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
     if match == "order":
         pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target)]
         return _plan(reference, target, pairs, {}, selected(reference.calls), selected(target.calls))
-    rules = Rules(reference, target)
-    rules.exact()
+    at = Pairing(reference, target)
+    exact(at)
     if match != "exact":
-        rules.normalised()
+        normalised(at)
         if match == "auto":
-            rules.shifted()
-        if not rules.settled():
-            rules.spelt_alike()
+            shifted(at)
+        if not at.settled():
+            spelt_alike(at)
             if match == "auto":
-                rules.shifted()
-    if match == "auto" and not rules.settled():
-        nested = (rules.structure, rules.leaves, rules.containers)
-        for step in (*nested, rules.learn, *nested, rules.flow, rules.same_content, rules.containers, rules.structure):
-            if not rules.settled():
-                step()
-    return _of(rules, reference, target, match)
+                shifted(at)
+    if match == "auto" and not at.settled():
+        nested = (structure, leaves, containers)
+        for rule in (*nested, learn, *nested, between_partners, same_content, containers, structure):
+            if not at.settled():
+                rule(at)
+    return _of(at, reference, target, match)
 
 
-def _of(rules: Rules, reference: Run, target: Run, match: str) -> Plan:
+def _of(at: Pairing, reference: Run, target: Run, match: str) -> Plan:
     """From sites back to calls: partners face each other step by step."""
-    left, right = rules.left, rules.right
+    left, right = at.left, at.right
     pairs: dict[int, tuple[int, str, str]] = {}
-    for site, (other, rule, evidence) in rules.face.items():
+    for site, (other, rule, evidence) in at.face.items():
         theirs = right.moments[other]
         for moment, calls in left.moments[site].items():
             pairs.update((a, (b, rule, evidence)) for a, b in zip(calls, theirs.get(moment, ())))
-    ambiguous = realign(rules, pairs) if match == "auto" else {}
+    ambiguous = realign(at, pairs) if match == "auto" else {}
     back = {b for b, _, _ in pairs.values()}
-    for site, others in rules.doubtful.items():
+    for site, others in at.doubtful.items():
         for moment, calls in left.moments[site].items():
             fit = tuple(b for o in others for b in right.moments[o].get(moment, ()) if b not in back)
             if fit:

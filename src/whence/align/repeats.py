@@ -13,7 +13,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from whence.align import order
-from whence.align.rules import EXACT, ORDER, Rules
+from whence.align.pairing import EXACT, ORDER, Pairing
 from whence.align.sites import Sites
 from whence.records import children
 
@@ -22,11 +22,11 @@ _NEIGHBOUR = 2.0
 _LONGEST = 2000
 
 
-def realign(rules: Rules, pairs: Pairs) -> dict[int, tuple[int, ...]]:
+def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
     """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns calls that several fit equally."""
-    if not any(key.occurrence for sites in (rules.left, rules.right) for key in sites.keys):
+    if not any(key.occurrence for sites in (at.left, at.right) for key in sites.keys):
         return {}
-    left, right = _repeats(rules.left), _repeats(rules.right)
+    left, right = _repeats(at.left), _repeats(at.right)
     family_of = {c: k for k, calls in right.items() for c in calls}
     doubtful: dict[int, tuple[int, ...]] = {}
     neighbours: tuple[_Neighbours, _Neighbours] | None = None
@@ -40,9 +40,9 @@ def realign(rules: Rules, pairs: Pairs) -> dict[int, tuple[int, ...]]:
             continue
         if any(c in back and back[c] not in calls for c in others):
             continue
-        neighbours = neighbours or (_Neighbours(rules.left), _Neighbours(rules.right))
+        neighbours = neighbours or (_Neighbours(at.left), _Neighbours(at.right))
         old = {c: pairs.pop(c) for c in calls if c in pairs}
-        table = _table(calls, others, rules, neighbours, pairs)
+        table = _table(calls, others, at, neighbours, pairs)
         found = order.align(table)
         for i, j, _ in found.pairs:
             kept = old.get(calls[i])
@@ -88,10 +88,10 @@ class _Neighbours:
         return a.scope == b.scope and a.op == b.op
 
 
-def _table(mine: list[int], theirs: list[int], rules: Rules, around: tuple[_Neighbours, _Neighbours], pairs: Pairs) -> order.Scores:
+def _table(mine: list[int], theirs: list[int], at: Pairing, around: tuple[_Neighbours, _Neighbours], pairs: Pairs) -> order.Scores:
     """How well each call fits each: outputs, and neighbours that face each other; -inf below parents that do not."""
-    a = [rules.ours.of_call(rules.left.calls[c]) for c in mine]
-    b = [rules.theirs.of_call(rules.right.calls[c]) for c in theirs]
+    a = [at.ours.of_call(at.left.calls[c]) for c in mine]
+    b = [at.theirs.of_call(at.right.calls[c]) for c in theirs]
     table = order.scores(a, b, lambda _: "")
     ours, others = [around[0].of(c) for c in mine], [around[1].of(c) for c in theirs]
     for place in range(3):

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
+from whence.align.distances import distance
 from whence.align.expressions import Cat, Cut, Name, Node, Rearrange, Star, Sum
 from whence.dtypes import Array
 
 Shape = tuple[int, ...]
+FITS = 0.3  # `apart` up to which a layout is confirmed by elements
 HOW = ("replicated", "cat", "sum", "zigzag", "striped")
 
 
@@ -29,6 +30,25 @@ class Level:
     size: int
     axis: int = 0
     blocks: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a user declares of tensors: how they lie on the ranks.
+
+    pattern: of dotted call names, shell style. slot: of slots ("output.0", "param.*"). how: "replicated", "cat", "sum", "zigzag"
+    (rank r of n has pieces r and 2n-1-r) or "striped". axis: along which. where: what errors call it ("map.yaml line 3").
+    """
+
+    pattern: str
+    how: str
+    axis: int = -1
+    slot: str = "*"
+    where: str = ""
+
+    def __str__(self) -> str:
+        along = "" if self.how in ("replicated", "sum") else f" along axis {self.axis}"
+        return f"{self.pattern}:{self.slot} is {self.how}{along}{f' ({self.where})' if self.where else ''}"
 
 
 Layout = tuple[Level, ...]  # outermost first; neighbouring ranks differ in the innermost
@@ -143,25 +163,13 @@ def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
     return found
 
 
-def distance(a: Array, b: Array) -> float:
-    """||a - b|| / ||b|| over finite elements, in float64; of exact kinds the share of elements that differ. inf where shapes do not fit."""
-    if a.shape != b.shape:
-        if a.size != b.size:
-            return math.inf
-        bare = [n for n in a.shape if n != 1]
-        turned = bare == [n for n in b.shape if n != 1][::-1] and bare != bare[::-1]
-        return distance(np.ascontiguousarray(a.T if turned else a).reshape(-1), b.reshape(-1))
-    if a.size == 0:
-        return 0.0
-    if a.dtype.kind in "biu" or b.dtype.kind in "biu":
-        return float(np.count_nonzero(a != b) / a.size)
-    wide: Any = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-    x, y = a.astype(wide).reshape(-1), b.astype(wide).reshape(-1)
-    finite = np.isfinite(x) & np.isfinite(y)
-    if not finite.all():
-        x, y = x[finite], y[finite]
-    size, error = float(np.linalg.norm(y)), float(np.linalg.norm(x - y))
-    return error / size if size else (0.0 if error == 0 else math.inf)
+def apart(made: Array, wanted: Array) -> float:
+    """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged or reversed do not count."""
+    if made.shape == wanted.shape or made.size != wanted.size:
+        return distance(wanted, made)
+    bare = [n for n in made.shape if n != 1]
+    turned = bare == [n for n in wanted.shape if n != 1][::-1] and bare != bare[::-1]
+    return distance(wanted.reshape(-1), np.ascontiguousarray(made.T if turned else made).reshape(-1))
 
 
 def part_order(shards: Sequence[Array], whole: Sequence[Array], axis: int) -> tuple[tuple[int, int, int], ...]:

@@ -14,13 +14,12 @@ import numpy as np
 
 from whence import dtypes
 from whence.align import expressions as ex
-from whence.align.layouts import clear_best, distance, spread
-from whence.align.matching import Matching, identifier
+from whence.align.distances import clear_best, distance
+from whence.align.matching import Matching, identifier, spread
 from whence.align.names import starred
 from whence.records import Call
 from whence.results import SlotPair
 
-_READ = 3
 _MOST = 4  # tensors of one call that are tried
 
 Chosen = tuple[int, ...]  # which of the target's tensors are added
@@ -118,7 +117,7 @@ def _chosen(at: Matching, places: Sequence[_Place], many: str) -> Chosen | None:
     count = len(places[0].fits)
     candidates: list[Chosen] = [*((i,) for i in range(count)), *itertools.combinations(range(count), 2)]
     votes: Counter[int] = Counter()
-    for place in spread(places, _READ):
+    for place in spread(places):
         mine = at.array("reference" if many == "target" else "target", place.record)
         theirs = [at.array(many, r) for _, r in place.fits]
         if mine is None or any(t is None for t in theirs):
@@ -191,7 +190,7 @@ def _alike(at: Matching, split: Mapping[int, set[str]]) -> dict[tuple[int, str],
     out: dict[tuple[int, str], tuple[int, str]] = {}
     for members in families.values():
         votes: Counter[int] = Counter()
-        for _, _, record, fits in spread(members, _READ):
+        for _, _, record, fits in spread(members):
             mine, theirs = at.array("reference", record), [at.array("target", r) for _, r in fits]
             if mine is not None and all(t is not None for t in theirs):
                 best = clear_best([distance(mine, np.asarray(t).reshape(mine.shape)) for t in theirs])

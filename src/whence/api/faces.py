@@ -14,7 +14,7 @@ from whence.api.declaring import Declaring
 from whence.api.masks import alike
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Record, Run, children
+from whence.records import Call, Over, Record, Run, children
 from whence.results import CallPair, Measured, Plan, SlotPair
 
 if TYPE_CHECKING:
@@ -25,15 +25,11 @@ _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
 _CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
 
 
-class Read:
+class Read(Over):
     """A run whose calls were read once and whose records stay read: they are looked at many times."""
 
     def __init__(self, run: Run) -> None:
-        self.path, self.info, self.ended = run.path, run.info, run.ended
-        self.programs, self.notes, self.steps = run.programs, run.notes, run.steps
-        self.calls: Sequence[Call] = list(run.calls)
-        self.records: Sequence[Record] = _Kept(run.records)
-        self.array = run.array
+        super().__init__(run, list(run.calls), _Kept(run.records))
 
 
 class _Kept(Sequence[Record]):

@@ -398,8 +398,9 @@ class Judging:
         def clash(slot: SlotPair) -> bool:
             return self.faces.reference.records[slot.reference_record].shape != self.faces.target.records[slot.target_record].shape
 
-        wrong = [s for s in outputs if clash(s)]
-        if not wrong or any(clash(s) for s in inputs):
+        wrong, given = [s for s in outputs if clash(s)], list(inputs)
+        # Calls that have no input in common were asked nothing in common.
+        if not wrong or not given or any(clash(s) for s in given):
             return ""
         slot = wrong[0]
         return f"{slot.reference_slot} has {self.faces.measured[slot.reference_record, slot.target_record].why}, its inputs agree in shape"

@@ -16,27 +16,24 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Record, Run
+from whence.records import Over, Record, Run
 from whence.results import Plan
 
 Bits = npt.NDArray[np.bool_]
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with, as everywhere
 
 
-class Alike:
-    """A run in which some records are read in another form. own: the run as it is."""
+class Alike(Over):
+    """A run in which some records are read in another form. base: the run as it is."""
 
-    def __init__(self, own: Run, read: dict[int, tuple[Record, Array]]) -> None:
-        self.own = own
-        self.path, self.info, self.ended = own.path, own.info, own.ended
-        self.calls, self.programs, self.notes, self.steps = own.calls, own.programs, own.notes, own.steps
-        self.records: Sequence[Record] = _Records(own.records, {at: record for at, (record, _) in read.items()})
+    def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
+        super().__init__(base, records=_Records(base.records, {at: record for at, (record, _) in read.items()}))
         self._arrays = {at: array for at, (_, array) in read.items()}
 
     def array(self, record: int) -> Array:
         """Elements of a record, in the form it is read in. Raises ElementsMissing."""
         found = self._arrays.get(record)
-        return self.own.array(record) if found is None else found
+        return self.base.array(record) if found is None else found
 
 
 class _Records(Sequence[Record]):

@@ -44,10 +44,8 @@ class Ranked:
             except (ElementsMissing, ReplayRefused):
                 said = ""
             cause = verdict.cause or "semantic" if verdict.verdict == "param-diff" else "semantic" if said else verdict.cause
-            shown = next((n for n in other.notes if n.startswith(align.SHOWN)), "")
-            said = "; ".join(
-                w for w in (said, f"the ranks differ here, this is rank {shown.removeprefix(align.SHOWN)}'s" if shown else "") if w
-            )
+            shown = align.shown_rank(other)
+            said = "; ".join(w for w in (said, f"the ranks differ here, this is rank {shown}'s" if shown else "") if w)
             if said:
                 first = "introduced here: "
                 sentence = (
@@ -79,7 +77,7 @@ class Ranked:
         made = self.made.get(record)
         if made is None:
             return 0
-        if made.why.endswith(align.ON_RANKS):
+        if align.is_on_ranks(made):
             return 1 + max(_places(made))
         return max((self._ranks(r) for _, ids in made.operands for r in ids), default=0)
 
@@ -87,7 +85,7 @@ class Ranked:
         """A tensor made of the ranks' pieces, with others in their place. piece: of a record and the place of its rank."""
         made = self.made[record]
         ids = [r for _, found in made.operands for r in found]
-        if made.why.endswith(align.ON_RANKS):
+        if align.is_on_ranks(made):
             return _applied(made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)])
         return _applied(made, [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids])
 

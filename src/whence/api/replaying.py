@@ -14,6 +14,7 @@ import numpy as np
 from whence import align, dtypes, judge
 from whence.api.chains import Chain, perturbed
 from whence.api.declaring import PLAIN, Semantics
+from whence.api.masks import Alike
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
@@ -102,7 +103,7 @@ class Replayer:
         self.paired, self.inner, self.spread = paired, inner, spread
         self.reference, self.target = Side(reference, allow, model), Side(target, allow)
         # What the target itself ran had its masks in its own form.
-        self.own = Side(getattr(target, "own", target), allow)
+        self.own = Side(target.base if isinstance(target, Alike) else target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._held_bytes = 0
@@ -207,7 +208,7 @@ class Replayer:
                 elsewhere = judge.whole(y, r[slot], [c[slot] for c in copies])
                 if elsewhere.score <= 1:
                     found.local[slot] = min(found.local[slot], elsewhere, key=lambda item: item.score)
-        elif highest(found.local) > judge.LIMITS.suspect and any(n.startswith(align.PIECES) for n in other.notes):
+        elif highest(found.local) > judge.LIMITS.suspect and align.is_of_pieces(other):
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
         return found
