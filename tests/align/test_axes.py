@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from whence.align import axes
-from whence.align.distances import typical_distance
+from whence.align.layout import axes
+from whence.align.layout.distances import typical_distance
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 5, 3, 8)).astype(np.float32)  # (batch, token, head, width)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from handmade import Builder, record
 from whence.align import align
 from whence.align import expressions as ex
-from whence.align.axes import turned, ways
-from whence.align.channels import completed, located, taken
-from whence.align.distances import distance
-from whence.align.origins import named
+from whence.align.layout.axes import turned, ways
+from whence.align.layout.channels import completed, located, taken
+from whence.align.layout.distances import distance
+from whence.align.layout.origins import named
 from whence.records import MemoryRun
 from whence.results import Made
 

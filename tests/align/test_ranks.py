@@ -11,8 +11,8 @@ from handmade import Builder
 from whence.align import shown_rank
 from whence.align.expressions import parse
 from whence.align.mapping import load
-from whence.align.ranks import joined
-from whence.align.shards import Level, Shard, candidates, node, part_order
+from whence.align.sharding.ranks import joined
+from whence.align.sharding.shards import Level, Shard, candidates, node, part_order
 from whence.api.comparing import CompareOptions, compare_runs
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun

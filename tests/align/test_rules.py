@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from handmade import net, record
 from whence import align
-from whence.align import names, order
+from whence.align import names
+from whence.align.calls import order
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun, Ref
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from handmade import Builder
-from whence.align import batches
-from whence.align.gathering import Axes, Seen, axes
-from whence.align.sequences import asked, fed, matched, same_batches
+from whence.align.tokens import batches
+from whence.align.tokens.gathering import Axes, Seen, axes
+from whence.align.tokens.sequences import asked, fed, matched, same_batches
 from whence.results import Parted
 
 RNG = np.random.default_rng(0)

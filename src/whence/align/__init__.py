@@ -1,20 +1,20 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
-from whence.align.beside import followers
+from whence.align.calls.nearest import nearest
+from whence.align.calls.plan import MATCHES, plan
+from whence.align.calls.sites import NOT_SELECTED, same_step, selected
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
-from whence.align.elements import Inner
 from whence.align.facing import Aligned, align
+from whence.align.labels.elements import Inner
+from whence.align.layout.origins import named
 from whence.align.mapping import Map
 from whence.align.mapping import load as load_map
 from whence.align.marks import is_gathered, is_of_pieces, is_on_ranks, shown_rank
 from whence.align.names import normal_scope, starred
-from whence.align.nearest import nearest
-from whence.align.origins import named
-from whence.align.plan import MATCHES, plan
-from whence.align.sequences import is_cache, is_told_apart
-from whence.align.shards import Shard
-from whence.align.sites import NOT_SELECTED, same_step, selected
+from whence.align.sharding.shards import Shard
+from whence.align.tokens.beside import followers
+from whence.align.tokens.sequences import is_cache, is_told_apart
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "followers",

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence.align import batches, mapped, padding, ranks, tensors
+from whence.align import mapped
+from whence.align.calls.plan import plan
 from whence.align.derived import Derived, worded
-from whence.align.elements import Inside
-from whence.align.fusion import fused
-from whence.align.layouts import laid_out
+from whence.align.labels import tensors
+from whence.align.labels.elements import Inside
+from whence.align.layout.fusion import fused
+from whence.align.layout.layouts import laid_out
 from whence.align.mapping import Map
-from whence.align.plan import plan
+from whence.align.sharding import ranks
+from whence.align.tokens import batches, padding
 from whence.records import Run
 from whence.results import Made, Plan
 

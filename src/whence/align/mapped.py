@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
+from whence.align.calls.plan import pair_of
+from whence.align.calls.sites import NOT_SELECTED, selected
 from whence.align.derived import Derived, Making
 from whence.align.expressions import Unfit
 from whence.align.mapping import Entry, Map, compiled, filled
 from whence.align.matching import USER_MAP, Matching
-from whence.align.plan import pair_of
-from whence.align.sites import NOT_SELECTED, selected
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair
 

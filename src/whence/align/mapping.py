@@ -32,7 +32,7 @@ from pathlib import Path
 import yaml
 
 from whence.align.expressions import Node, Unfit, parse
-from whence.align.shards import HOW, Shard
+from whence.align.sharding.shards import HOW, Shard
 from whence.errors import UsageError
 
 _TOP = ("names", "pairs", "ranks", "ignore")

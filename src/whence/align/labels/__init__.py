@@ -1,0 +1,1 @@
+"""Tensors that face each other without a common call."""

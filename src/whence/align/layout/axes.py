@@ -1,0 +1,216 @@
+"""Which ways bring one tensor to the shape of another: shapes propose them, elements say which holds.
+
+A way is an expression over `x`: axes moved, merged and split, those of extent one added and dropped, one axis cut or filled up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whence.align import expressions as ex
+from whence.align.layout.distances import CLOSE, typical_distance
+from whence.dtypes import Array
+
+Shape = tuple[int, ...]
+X = ex.Name("x")
+_MOST_AXES = 6  # that are told apart; 720 orders
+_WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
+
+
+# ---- what shapes propose
+
+
+def ways(have: Shape, want: Shape) -> list[ex.Node]:
+    """Expressions over x that make a tensor of shape `want` from one of shape `have`, the plainest first. No way: []."""
+    if have == want:
+        return [X]
+    return [node for part, shape in _resized(have, want) for node in orders(shape, want, part)]
+
+
+def turned(shape: Shape) -> list[ex.Node]:
+    """Expressions over x that keep this shape and change the order of elements: equal axes exchanged."""
+    return list(orders(shape, shape))[1:]
+
+
+def candidates(have: Shape, want: Shape) -> list[ex.Node]:
+    """All ways between two shapes; of equal ones the tensor itself and those that change its order."""
+    return [*ways(have, want), *(turned(have) if have == want else ())]
+
+
+def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
+    """Ways between shapes of one count that leave out no element: the tensor itself, then without a change of order, then with one.
+
+    of: the expression of shape `have` that they are about.
+    """
+    if have == want:
+        yield of
+    left, right = [n for n in have if n != 1], [n for n in want if n != 1]
+    if math.prod(have) != math.prod(want) or not math.prod(have) or max(len(left), len(right)) > _MOST_AXES:
+        return
+    seen: set[str] = set()
+    for atoms, order in _regrouped(left, right):
+        node = _pattern(of, have, want, atoms, order)
+        if not (have == want and order == sorted(order)) and str(node) not in seen:
+            seen.add(str(node))
+            yield node
+
+
+def _regrouped(left: list[int], right: list[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """(atoms that the axes on the left are merged from, which of them come one after another on the right)."""
+    atoms = _atoms(left, right)
+    if atoms is not None:
+        yield atoms, list(range(len(atoms)))
+    fine = left if len(left) >= len(right) else right
+    for picked in itertools.permutations(range(len(fine))):
+        order = list(picked)
+        moved = [fine[i] for i in order]
+        if order == sorted(order) or _groups(moved, right if fine is left else left) is None:
+            continue
+        # Where the right side is the finer one, its axes in the order in which the left side merges them.
+        yield (left, order) if fine is left else (moved, [order.index(i) for i in range(len(order))])
+
+
+def _atoms(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
+    """Axes that both shapes are merged from without a change of order, None when they are not."""
+    ends = sorted({math.prod(axes[: i + 1]) for axes in (left, right) for i in range(len(axes))})
+    atoms, before = [], 1
+    for end in ends:
+        if end % before:
+            return None
+        atoms.append(end // before)
+        before = end
+    return atoms
+
+
+def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
+    """Which atoms each axis of `shape` is merged from, in order; None where they do not make it."""
+    out: list[list[int]] = []
+    at = 0
+    for extent in shape:
+        group: list[int] = []
+        size = 1
+        while size < extent and at < len(atoms):
+            size *= atoms[at]
+            group.append(at)
+            at += 1
+        if size != extent:
+            return None
+        out.append(group)
+    return out if at == len(atoms) else None
+
+
+def _pattern(of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]) -> ex.Node:
+    """atoms: axes as `have` is merged from them; order: which of them come one after another in `want`."""
+    if len(have) == 2 and want == have[::-1] and order == [1, 0]:
+        return ex.Reverse(of)
+    names = [chr(ord("a") + i) for i in range(len(atoms))]
+
+    def side(shape: Shape, order: Sequence[int]) -> tuple[str, list[list[int]]]:
+        groups = _groups([atoms[i] for i in order], [n for n in shape if n != 1]) or []
+        there = iter(groups)
+        words = []
+        for n in shape:
+            group = [] if n == 1 else [names[order[i]] for i in next(there)]
+            words.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
+        return " ".join(words), groups
+
+    left, groups = side(have, list(range(len(atoms))))
+    lengths = tuple((names[i], atoms[i]) for group in groups for i in group[:-1])
+    return ex.Rearrange(of, f"{left} -> {side(want, order)[0]}", lengths)
+
+
+def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
+    """(part, its shape) with as many elements as `want`: the tensor, the front of one axis, or one axis filled up behind."""
+    count, wanted = math.prod(have), math.prod(want)
+    if count == wanted:
+        yield X, have
+        return
+    for axis, extent in enumerate(have if count else ()):
+        n, rest = divmod(wanted * extent, count)
+        if rest or n not in want:
+            continue
+        shape = (*have[:axis], n, *have[axis + 1 :])
+        last = axis == len(have) - 1
+        if n < extent:
+            yield ex.Cut(X, (..., slice(0, n)) if last and axis else (*[slice(None)] * axis, slice(0, n))), shape
+        else:
+            yield ex.Pad(X, -1 if last else axis, n, 0), shape
+            yield ex.Pad(X, -1 if last else axis, n, "lowest"), shape
+
+
+# ---- what elements say
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """An expression over `x` that brings a tensor to a shape, and how far its elements then are (`typical_distance`)."""
+
+    node: ex.Node
+    distance: float
+
+    @property
+    def close(self) -> bool:
+        """Are the elements alike beyond what unlike tensors are?"""
+        return self.distance <= CLOSE
+
+
+def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
+    """(part, its shape) with as many elements as `want`: the tensor itself, or the front of one axis (a padded cache)."""
+    return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
+
+
+def fit(array: Array, wanted: Array) -> Fit | None:
+    """The order of the axes of `array` in which it is closest to `wanted`, None where shapes allow none.
+
+    The tensor as it is is tried first and taken when it is close; then axes moved, split and merged; an axis that is longer is cut;
+    last, what RoPE conventions do inside heads. Reads both.
+    """
+    best: Fit | None = None
+    parts = list(cuts(array.shape, wanted.shape))
+    for part, shape in parts:
+        for node in orders(shape, wanted.shape, part):
+            found = Fit(node, typical_distance(wanted, applied(node, array)))
+            if best is None or found.distance < best.distance / 2 or (found.distance < best.distance and not best.close):
+                best = found
+            if best.close and best.node is part:
+                return best
+    if best is None or best.close:
+        return best
+    for part, shape in parts:
+        if _same_elements(applied(part, array), wanted):
+            tried = (Fit(node, typical_distance(wanted, applied(node, array))) for node in _halves(shape, wanted.shape, part))
+            best = min((best, *(found for found in tried if found.close)), key=lambda found: found.distance)
+    return best
+
+
+def applied(node: ex.Node, array: Array) -> Array:
+    """What an expression over x makes of a tensor."""
+    made: Array = node.apply({"x": [array]})
+    return made
+
+
+def _same_elements(array: Array, wanted: Array) -> bool:
+    """Do both hold the same elements, in whatever order?"""
+    if array.size != wanted.size or array.dtype.kind in "iubc":
+        return False
+    return typical_distance(np.sort(wanted, axis=None), np.sort(array, axis=None)) <= CLOSE / 2
+
+
+def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
+    """Orders in which the halves of heads are interleaved on the last axis or set apart: RoPE pairs (i, i + d/2) or (2i, 2i + 1)."""
+    last = want[-1] if want else 1
+    heads = dict.fromkeys(n for n in (*have, *want) if 2 < n < last and last % n == 0)
+    widths = dict.fromkeys([last, *heads, *(last // n for n in heads), *(n for n in _WIDTHS if last % n == 0)])
+    front = " ".join(f"a{i}" if n != 1 else "1" for i, n in enumerate(want[:-1]))
+    for node in orders(have, want, of):
+        for width in widths:
+            if width % 2 or width < 4:
+                continue
+            for inner in ("(h i two) -> {0} (h two i)", "(h two i) -> {0} (h i two)"):
+                pattern = " ".join(f"{front} {inner.format(front)}".split())
+                yield ex.Rearrange(node, pattern, (("i", width // 2), ("two", 2)))

@@ -1,0 +1,84 @@
+"""How tensors lie on the ranks that no tensor of the other side faces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whence.align.sharding import shards
+from whence.align.sharding.joining import Joining, Key, Place, Side
+from whence.align.sharding.shards import Layout, Level
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+
+
+def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key, Key]]) -> None:
+    """Layouts of what no tensor of the other side faces: equal on all ranks, cut as its call's weight is, or not known."""
+    for key in side.groups:
+        for slot in sorted(side.slots(key), key=lambda s: not s.startswith("param")):
+            _, records = side.holders(key, slot)
+            place = (side.name, records)
+            if not records or place in at.layouts:
+                continue
+            at.first.setdefault(place, (key, slot))
+            shapes = [side.run.records[r].shape for r in records]
+            layout = _lies_alone(at, side, other, key, slot, place, shapes, faced)
+            if layout is None:
+                at.unplaced[side.name][side.name_of(key, slot)] = None
+                layout = (Level("replicated", len(records)),) if len(records) > 1 else ()
+            at.layouts[place] = layout
+
+
+def _lies_alone(
+    at: Joining, side: Side, other: Side, key: Key, slot: str, place: Place, shapes: Sequence[shards.Shape],
+    faced: dict[str, dict[Key, Key]],
+) -> Layout | None:  # fmt: skip
+    n = len(place[1])
+    if n == 1:
+        return ()
+    if at.is_declared(key, slot):
+        return at.options(side, key, slot, place[1], shapes)[0][0]
+    if all(at.apart(side.name, place[1][0], r) == 0.0 for r in place[1][1:]):
+        return (Level("replicated", n),)
+    if slot.startswith("param"):
+        blocks = fused_parts(at, side, other, key, slot, place, faced) if len(set(shapes)) == 1 else ()
+        return (Level("cat", n, 0, blocks),) if blocks else None
+    weight = next((s for s in side.slots(key) if s.startswith("param") and "weight" in s), "")
+    lies = at.layouts.get((side.name, side.holders(key, weight)[1])) if weight else None
+    if slot.startswith("output") and lies and len(lies) == 1 and lies[0].how == "cat" and lies[0].axis == 0 and shapes[0]:
+        return (Level("cat", n, len(shapes[0]) - 1, lies[0].blocks),)
+    layout = (Level("replicated", n),)
+    if at.copies(place, layout):
+        at.note_parted(place, layout)
+        return layout
+    return None
+
+
+def fused_parts(
+    at: Joining, side: Side, other: Side, key: Key, slot: str, place: Place, faced: dict[str, dict[Key, Key]]
+) -> tuple[tuple[int, int, int], ...]:
+    """The parts of a fused parameter (q, k, v in one), found in the parameters of the other side's calls under the same parent."""
+    above = side.parent(key)
+    across = faced[side.name].get(above) if above is not None else None
+    if across is None or not side.run.records[place[1][0]].shape:
+        return ()
+    taken = set(faced[other.name])
+    parts: list[Array] = []
+    try:
+        ours = [side.run.array(r) for r in place[1]]
+        for theirs in sorted(other.groups, key=lambda k: min(c.order for c in other.groups[k].values())):
+            if theirs in taken or other.parent(theirs) != across or slot not in other.slots(theirs):
+                continue
+            _, records = other.holders(theirs, slot)
+            shape = other.run.records[records[0]].shape
+            if len(records) == 1 and len(shape) == ours[0].ndim and shape[1:] == ours[0].shape[1:]:
+                parts.append(other.run.array(records[0]))
+    except ElementsMissing:
+        return ()
+    whole = sum(a.shape[0] for a in ours)
+    for start in range(len(parts)):
+        for stop in range(start + 1, len(parts) + 1):
+            if sum(p.shape[0] for p in parts[start:stop]) == whole:
+                blocks = shards.part_order(ours, parts[start:stop], 0)
+                if blocks:
+                    return blocks
+    return ()

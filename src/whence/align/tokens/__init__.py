@@ -1,0 +1,1 @@
+"""Rows and tokens: batches, steps and padding brought to one form."""
