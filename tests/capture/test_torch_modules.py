@@ -577,3 +577,26 @@ def test_inputs_that_are_one_tensor_make_a_program_of_their_own(tmp_path):
     assert programs[0] != programs[1]
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert result.coverage.replayed == result.coverage.calls, [v.sentence for v in result.verdicts]
+
+
+def test_the_block_cache_of_an_engine_is_left_out_and_told(tmp_path):
+    """It is no parameter, grows to the memory left, and changes at every step."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kv_cache = [torch.zeros(2, 4 << 20), torch.zeros(2, 4 << 20)]
+            self.small_cache, self.scale = torch.ones(4), torch.tensor(0.5)
+
+        def forward(self, x):
+            self.kv_cache[0][0, : x.numel()] = x.reshape(-1)
+            return x * self.scale + self.small_cache
+
+    model = Attention()
+    with torch.no_grad(), whence.capture(model, tmp_path / "run"):
+        for _ in range(2):
+            model(torch.ones(2, 4))
+    run = open_run(tmp_path / "run")
+    assert {r.slot for c in run.calls for r in c.slots("param")} == {"param.scale", "param.small_cache"}
+    told = [n for n in run.notes if n.kind == "not-captured"]
+    assert [n.text for n in told] == ["kv_cache: a cache that the module keeps, 64 MiB or more, and no parameter"]

@@ -31,7 +31,7 @@ from whence.capture.torch_compiled import Trap, inside
 from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
-from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, layout, tensors_of
+from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref
 
@@ -672,9 +672,10 @@ class Listener:
                 item.remember(tensor)
             refs.append(seen)
 
-    @staticmethod
-    def _held_by(known: Known, module: Any) -> list[Held] | None:
+    def _held_by(self, known: Known, module: Any) -> list[Held] | None:
         """What the module holds now, None while a part of it is lazy."""
+        for name in [n for n, value in module.__dict__.items() if known.entries is None and is_block_cache(n, value)]:
+            self.session.note("not-captured", f"{name}: a cache that the module keeps, 64 MiB or more, and no parameter", known.scope)
         known.op_type = type(module).__name__
         known.branches = any(child is not None for child in module._modules.values())
         if known.deep or not known.branches:

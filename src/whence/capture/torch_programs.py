@@ -64,6 +64,7 @@ _DATA_DEPENDENT = {
     "nonzero_numpy", "where", "index", "unique_dim_consecutive", "one_hot",
 }  # fmt: skip
 _FILLED = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor", "eye"}
+_BLOCK_CACHE_BYTES = 64 << 20
 _CASTS = {"_to_copy", "to", "type_as"}
 # Arguments that hold sizes: the only places where a number may follow an input's extent.
 _SIZE_ARGUMENTS = {"size", "sizes", "shape", "start", "end", "length", "split_sizes", "split_size", "output_size", "repeats", "self_size"}
@@ -1105,14 +1106,21 @@ def _names(module: Any) -> tuple[str, ...]:
     return code.co_names if code is not None else ()
 
 
+def is_block_cache(name: str, value: Any) -> bool:
+    """Is this plain attribute of a module the memory in which an engine keeps keys and values of all requests?"""
+    parts = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, (list, tuple)) else []
+    return "cache" in name and sum(t.numel() * t.element_size() for t in parts if isinstance(t, torch.Tensor)) >= _BLOCK_CACHE_BYTES
+
+
 def tensors_of(module: Any) -> list[tuple[str, Any]]:
     """(slot, tensor) of everything a leaf module holds: parameters and buffers, also of children it does not call, and plain attributes.
 
     Slots: "param.weight", "param.out_proj.weight", "param.scale" for a plain attribute `self.scale`, "param.tables.0" in a list or dict.
+    An engine's block cache is no parameter, and as large as the memory left: it is left out.
     """
     found = [(f"param.{name}", tensor) for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())]
     for name, value in module.__dict__.items():
-        if name.startswith("_") and name != "_flat_weights":
+        if (name.startswith("_") and name != "_flat_weights") or is_block_cache(name, value):
             continue
         if isinstance(value, torch.Tensor):
             found.append((f"param.{name}", value))
