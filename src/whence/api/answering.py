@@ -184,7 +184,7 @@ class Answer:
             return ""
         pair = self.faces.plan.pairs[finding.pair]
         sides = {"reference": self.faces.calls[pair.reference], "target": self.faces.target.calls[pair.target]}
-        for joined in self.faces.plan.joined:
+        for joined in reversed(self.faces.plan.joined):  # of the target where both were
             call = sides[joined.side]
             total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim
             # Features are last, unless there is one number for each token.
