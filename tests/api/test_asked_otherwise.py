@@ -217,3 +217,16 @@ def test_padding_that_no_mask_names_is_told(tmp_path):
         "LlamaForCausalLM step 0: 3 tokens ahead of it in the target that the reference has not: 0, 0, 0; "
         "no mask says that they are padding"
     )
+
+
+def test_other_prompts_are_no_fault_of_the_positions_given_with_them(tmp_path):
+    def other(model):
+        prompts = [[p[0] + 1, *p[1:]] for p in PROMPTS]
+        width = max(map(len, prompts))
+        ids = torch.tensor([p + [PAD] * (width - len(p)) for p in prompts])
+        mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in prompts])
+        model(ids, attention_mask=mask, position_ids=torch.arange(width)[None].expand_as(ids))
+
+    result = compared(tmp_path, padded, other)
+    assert (result.status, result.findings) == ("undecided", ())
+    assert "input_ids" in result.inputs_differ[0] or ": 0 at" in result.inputs_differ[0]

@@ -137,3 +137,36 @@ def test_line_by_line_from_the_command_line(reference, tmp_path, capsys):
 def test_another_word_is_refused(reference):
     with pytest.raises(UsageError, match="match 'fuzzy': auto, exact, names or order"):
         whence.compare(reference[1], reference[1], match="fuzzy")
+
+
+class Attention(torch.nn.Module):
+    """Three projections of one input, square. other: under other names, and run the other way round."""
+
+    def __init__(self, other):
+        super().__init__()
+        torch.manual_seed(0)
+        q, k, v, out = (torch.nn.Linear(32, 32) for _ in range(4))
+        self.other = other
+        if other:
+            self.gamma, self.beta, self.alpha, self.mix = v, k, q, out
+        else:
+            self.q, self.k, self.v, self.out = q, k, v, out
+
+    def forward(self, x):
+        if self.other:
+            v, k, q, out = self.gamma(x), self.beta(x), self.alpha(x), self.mix
+        else:
+            q, k, v, out = self.q(x), self.k(x), self.v(x), self.out
+        return out((q @ k.mT / 6).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_siblings_in_another_order_and_dtype_are_told_by_their_parameters(tmp_path, dtype):
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(1))
+    for name, model, given in (("a", Attention(False), x), ("b", Attention(True).to(dtype), x.to(dtype))):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(given)
+    result = whence.compare(tmp_path / "a", tmp_path / "b")
+    assert (result.status, result.findings) == ("same", ())
+    faces = {row.name: row.rule for row in result.rows}
+    assert [faces[n] for n in "qkv"] == ["content"] * 3 or faces["k"] == "order"

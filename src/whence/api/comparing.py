@@ -96,7 +96,7 @@ def compare_runs(
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
-        verdicts = otherwise.judged(verdicts)
+        verdicts = otherwise.judged(verdicts, first.differ)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):

@@ -21,6 +21,7 @@ class FirstThings:
     def __init__(self, faces: Faces, otherwise: Otherwise) -> None:
         self.faces, self._otherwise = faces, otherwise
         self.notes: list[str] = []
+        self.differ: set[str] = set()  # roots that were given something else than positions or masks
 
     def sentences(self) -> list[str]:
         """Root inputs that differ without an explanation, in sentences. Tokens that parted within noise explain themselves: a note each."""
@@ -44,12 +45,15 @@ class FirstThings:
                 if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(call, slot):
                     continue
                 sentence = self._input_sentence(call, slot)
+                told_apart = align.is_told_apart(slot.reference_slot, a.dtype)
                 why = self._token_flip(pair, slot) if call.step > 0 else ""
                 if why:
                     parted.add((call.root, call.step - 1))
                     self.notes.append(why)
                 else:
                     sentences.append(sentence)
+                    if not told_apart:
+                        self.differ.add(call.root)
         return sentences + [said for parted in self.faces.plan.parted if (said := self._parted(parted))]
 
     def _parted(self, parted: Parted) -> str:

@@ -6,7 +6,7 @@ the outputs then part by more than rounding does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -59,15 +59,18 @@ class Otherwise:
         self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
         return True
 
-    def judged(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs are beyond rounding; else a note."""
+    def judged(self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs are beyond rounding; else a note.
+
+        others: roots that were given other tokens, so that their outputs prove nothing.
+        """
         out = dict(verdicts)
         for key, slot in self._found.items():
             user = self._user(key)
             if user is None:
                 continue
             call, name = user
-            if self.harmless(call, slot):
+            if call.root in others or self.harmless(call, slot):
                 continue
             error, limit = self._outputs(call)
             what = f"{name.removeprefix('input.')} {self._where(slot)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from whence.align.calls import order
 from whence.align.calls.content import Feature, distance
 from whence.align.calls.pairing import CONTENT, ORDER, Pairing, alone
@@ -12,6 +14,8 @@ from whence.align.calls.sites import Sites
 from whence.align.names import likeness, starred
 
 _NEAR_OUTPUT = 0.1
+_NEAR_MOMENTS = 1e-3  # what rounding to 16 bits makes of norm and sum of magnitudes
+_BY_FAR = 10.0
 _CROSSINGS = 200
 
 
@@ -38,14 +42,15 @@ def _children(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
 
 
 def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Siblings that read the same tensors run in any order: equal parameters say which is which."""
+    """Siblings that read the same tensors run in any order: parameters say which is which, equal ones or the nearest by far."""
     mine = [k for k in kids if k not in at.face]
     theirs = [o for o in others if o not in at.back]
     if len(mine) > _CROSSINGS or len(theirs) > _CROSSINGS:
         return []
     a, b = alone(mine, at.ours), alone(theirs, at.theirs)
     row, column = {k: i for i, k in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
-    found = sorted((row[s], column[b[c]]) for c, s in a.items() if c in b)
+    equal = [(row[s], column[b[c]]) for c, s in a.items() if c in b]
+    found = sorted({*equal, *_nearest(at, mine, theirs, equal)})
     crossing = [(p, q) for k, p in enumerate(found) for q in found[k + 1 :] if q[1] < p[1]]
     if not crossing or not all(
         at.ours.inputs(mine[p[0]]) == at.ours.inputs(mine[q[0]]) != () and
@@ -56,6 +61,26 @@ def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
     for i, j in involved:
         at.pair(mine[i], theirs[j], CONTENT, f"{at.why(mine[i], theirs[j])}; run in another order")
     return [mine[i] for i, _ in involved]
+
+
+def _nearest(
+    at: Pairing, mine: Sequence[int], theirs: Sequence[int], equal: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Pairs (place in mine, in theirs) whose parameters are by far the nearest either way: in another dtype no two are equal."""
+    rows = [i for i in range(len(mine)) if i not in {p for p, _ in equal}]
+    columns = [j for j in range(len(theirs)) if j not in {p for _, p in equal}]
+    if not rows or not columns:
+        return []
+    apart = distance([at.ours[mine[i]].moments for i in rows], [at.theirs[theirs[j]].moments for j in columns])
+    shapes = [[at.ours[mine[i]].shapes == at.theirs[theirs[j]].shapes for j in columns] for i in rows]
+    apart = np.where(shapes, apart, np.inf)
+    found = []
+    for x, i in enumerate(rows):
+        y = int(np.argmin(apart[x]))
+        rest = min([*np.delete(apart[x], y), *np.delete(apart[:, y], x)], default=np.inf)
+        if apart[x, y] < _NEAR_MOMENTS and rest > _BY_FAR * apart[x, y]:
+            found.append((i, columns[y]))
+    return found
 
 
 def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
