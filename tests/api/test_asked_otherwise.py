@@ -220,13 +220,15 @@ def test_padding_that_no_mask_names_is_told(tmp_path):
 
 
 def test_other_prompts_are_no_fault_of_the_positions_given_with_them(tmp_path):
-    def other(model):
-        prompts = [[p[0] + 1, *p[1:]] for p in PROMPTS]
-        width = max(map(len, prompts))
-        ids = torch.tensor([p + [PAD] * (width - len(p)) for p in prompts])
-        mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in prompts])
-        model(ids, attention_mask=mask, position_ids=torch.arange(width)[None].expand_as(ids))
+    def batch(model, first, left, **given):
+        prompts = [[first, *p[1:]] for p in PROMPTS]
+        pads = [[PAD] * (max(map(len, prompts)) - len(p)) for p in prompts]
+        ids = torch.tensor([d + p if left else p + d for d, p in zip(pads, prompts)])
+        mask = torch.tensor([[0] * len(d) + [1] * len(p) if left else [1] * len(p) + [0] * len(d) for d, p in zip(pads, prompts)])
+        model(ids, attention_mask=mask, **{k: f(mask) for k, f in given.items()})
 
-    result = compared(tmp_path, padded, other)
+    result = compared(
+        tmp_path, lambda m: batch(m, 5, False), lambda m: batch(m, 7, True, position_ids=lambda k: (k.cumsum(1) - 1).clamp(min=0))
+    )
     assert (result.status, result.findings) == ("undecided", ())
-    assert "input_ids" in result.inputs_differ[0] or ": 0 at" in result.inputs_differ[0]
+    assert "at [0, 0]: 5 against 0" in result.inputs_differ[0]
