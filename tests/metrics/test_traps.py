@@ -1,4 +1,4 @@
-"""Inputs on which other tools answer wrongly (shared/formats/ascend.md, section 3): each must come out right, in both passes."""
+"""Inputs on which other tools answer wrongly: each must come out right, in both passes."""
 
 from __future__ import annotations
 
