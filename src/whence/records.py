@@ -6,7 +6,7 @@ call and the input of the next is one record with two references. Everything her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -414,6 +414,23 @@ class Over:
 
     def array(self, record: int) -> Array:
         return self.base.array(record)
+
+
+class Looked(Sequence[Record]):
+    """Records that are looked up one at a time by their place, from 0 to `length`."""
+
+    def __init__(self, length: int, one: Callable[[int], Record]) -> None:
+        self._length, self._one = length, one
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self._one(i) for i in range(*at.indices(self._length))]
+        if not -self._length <= at < self._length:
+            raise IndexError(f"record {at} of {self._length}")
+        return self._one(at % self._length)
 
 
 class Region(NamedTuple):

@@ -2,7 +2,7 @@
 
 from whence.align.calls.nearest import nearest
 from whence.align.calls.plan import MATCHES, plan
-from whence.align.calls.sites import NOT_SELECTED, same_step, selected
+from whence.align.calls.sites import NOT_SELECTED, selected, step_of
 from whence.align.conditions import changed, differences, settings_of
 from whence.align.derived import Derived, Making
 from whence.align.facing import Aligned, align
@@ -19,5 +19,5 @@ from whence.align.tokens.sequences import is_cache, is_told_apart
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "followers",
     "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan",
-    "same_step", "selected", "settings_of", "shown_rank", "starred",
+    "selected", "settings_of", "shown_rank", "starred", "step_of",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from whence.align import expressions
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Over, Record, Run
+from whence.records import Call, Looked, Over, Record, Run
 from whence.results import Made, Plan, SlotPair
 
 _HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
@@ -28,9 +28,9 @@ class Derived(Over):
     """
 
     def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], calls: Sequence[Call] | None = None) -> None:
-        super().__init__(base, calls, _Behind(base.records, records))
+        self._first = first = len(base.records)
+        super().__init__(base, calls, Looked(first + len(records), lambda at: records[at - first] if at >= first else base.records[at]))
         self.made = tuple(made)
-        self._first = len(base.records)
         self._held: OrderedDict[int, Array] = OrderedDict()
         self._held_bytes = 0
 
@@ -111,7 +111,7 @@ def _described(number: int, node: expressions.Node, sources: Sequence[Record], s
     return msgspec.structs.replace(out, hash=first.hash) if expressions.keeps_order(node, first.shape) else out
 
 
-def text(run: Run, record: int, names: bool = True) -> str:
+def text(run: Run, record: int) -> str:
     """How a record is made, with the expressions of what it is made of put in; "" for one of the run's own."""
     made = _made_of(run, record)
     if made is None:
@@ -127,7 +127,10 @@ def worded(run: Run, plan: Plan) -> Plan:
     known: dict[int, str] = {}
 
     def shown(slot: SlotPair) -> SlotPair:
-        dims = slot.dims or known.setdefault(slot.target_record, text(run, slot.target_record))
+        at = slot.target_record
+        if not slot.dims and at not in known:
+            known[at] = text(run, at)
+        dims = slot.dims or known[at]
         return msgspec.structs.replace(slot, dims=dims) if dims != slot.dims else slot
 
     pairs = (msgspec.structs.replace(p, slots=tuple(map(shown, p.slots))) for p in plan.pairs)
@@ -141,22 +144,3 @@ def _made_of(run: Run, record: int) -> Made | None:
             return run.made[record - first]
         run = run.base
     return None
-
-
-class _Behind(Sequence[Record]):
-    """A run's records, and made ones behind them."""
-
-    def __init__(self, own: Sequence[Record], made: Sequence[Record]) -> None:
-        self._own, self._made, self._first = own, made, len(own)
-
-    def __len__(self) -> int:
-        return self._first + len(self._made)
-
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Record]: ...
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        return self._made[at - self._first] if at >= self._first else self._own[at]

@@ -89,7 +89,6 @@ class Cut:
         return tuple(out)
 
     def apply(self, bound: Bound) -> Array:
-        self.shape(bound_shapes(bound))
         found: Array = self.of.apply(bound)[self.keys]
         return found
 
@@ -257,7 +256,8 @@ class Pad:
         from whence import dtypes
 
         array = self.of.apply(bound)
-        shape = self.shape(bound_shapes(bound))
+        shape = list(array.shape)
+        shape[_axis(self.axis, array.ndim, self)] = self.to
         value = self.value
         if value == "lowest":
             value = False if array.dtype.kind == "b" else -(dtypes.of(array).max_finite or 0)
@@ -283,11 +283,6 @@ class Star:
 
 
 Node = Name | Cut | Reverse | Rearrange | Take | Cat | Sum | Pad | Star
-
-
-def bound_shapes(bound: Bound) -> Bound:
-    """Shapes in the place of arrays."""
-    return {name: [a.shape if isinstance(a, np.ndarray) else a for a in found] for name, found in bound.items()}
 
 
 def _shapes(part: Node, bound: Bound) -> list[Shape]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from whence.api.declaring import Declaring
 from whence.api.masks import alike
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Over, Record, Run, children
+from whence.records import Call, Looked, Over, Record, Run, children
 from whence.results import CallPair, Measured, Plan, SlotPair
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ class Read(Over):
     """A run whose calls were read once and whose records stay read: they are looked at many times."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run, list(run.calls), _Kept(run.records))
-
-
-class _Kept(Sequence[Record]):
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._length = len(records)
-        self._one = functools.lru_cache(maxsize=_CACHED)(records.__getitem__)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._one(at)
+        super().__init__(run, list(run.calls), Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)))
 
 
 class Faces:

@@ -69,7 +69,7 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         """
         host, known = _described(name, array)
         if self._writer is None:
-            raise StoreFailed(f"cannot add {name!r}: the recording is closed")
+            raise StoreFailed(f"cannot add {name!r}: the recording is closed; add it inside the with block, or record a run of its own")
         data = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
         number = self._writer.record(
             known.dtype, known.shape, data, bytes.fromhex(known.hash), known.statistics, known.sketch
@@ -135,7 +135,7 @@ def _described(name: Any, value: Any, number: int = 0) -> tuple[Any, Record]:
     from whence.arrays.named import to_host
 
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{name!r} is not a name for an array")
+        raise UsageError(f"{name!r} is not a name for an array; names are texts that are not empty")
     array = to_host(value, name)
     dtype, data = dtypes.of(array).name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     statistics, sketch = host.statistics(data, dtype)

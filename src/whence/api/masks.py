@@ -6,9 +6,6 @@ target that faces one of the other form is read in the reference's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, overload
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +13,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Over, Record, Run
+from whence.records import Looked, Over, Record, Run
 from whence.results import Plan
 
 Bits = npt.NDArray[np.bool_]
@@ -27,31 +24,13 @@ class Alike(Over):
     """A run in which some records are read in another form. base: the run as it is."""
 
     def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
-        super().__init__(base, records=_Records(base.records, {at: record for at, (record, _) in read.items()}))
+        super().__init__(base, records=Looked(len(base.records), lambda at: read[at][0] if at in read else base.records[at]))
         self._arrays = {at: array for at, (_, array) in read.items()}
 
     def array(self, record: int) -> Array:
         """Elements of a record, in the form it is read in. Raises ElementsMissing."""
         found = self._arrays.get(record)
         return self.base.array(record) if found is None else found
-
-
-class _Records(Sequence[Record]):
-    def __init__(self, own: Sequence[Record], read: dict[int, Record]) -> None:
-        self._own, self._read = own, read
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Record]: ...
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        found = self._read.get(at)
-        return self._own[at] if found is None else found
 
 
 def alike(reference: Run, target: Run, plan: Plan) -> Run:

@@ -6,7 +6,8 @@ the outputs then part by more than rounding does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class Otherwise:
             made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
         self._given -= made
         self._found: dict[tuple[int, int], SlotPair] = {}
+        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(list)  # pairs of roots, by step
+        for index, pair in enumerate(faces.plan.pairs):
+            call = faces.calls[pair.reference]
+            if call.parent == -1:
+                self._roots[align.step_of(call)].append(index)
 
     def notes(self) -> list[str]:
         """What was given otherwise and does no harm, a sentence for each tensor of each module."""
@@ -65,11 +71,7 @@ class Otherwise:
         others: roots that were given other tokens, so that their outputs prove nothing.
         """
         out = dict(verdicts)
-        for key, slot in self._found.items():
-            user = self._user(key)
-            if user is None:
-                continue
-            call, name = user
+        for call, name, slot in self._users():
             if call.root in others or self.harmless(call, slot):
                 continue
             error, limit = self._outputs(call)
@@ -87,35 +89,32 @@ class Otherwise:
             )  # fmt: skip
         return out
 
-    def _user(self, key: tuple[int, int]) -> tuple[Call, str] | None:
-        """The first call that works on it: a leaf where there is one."""
-        users = [
-            (self.faces.calls[pair.reference], s.reference_slot)
-            for pair in self.faces.plan.pairs
-            for s in pair.slots
-            if (s.reference_record, s.target_record) == key and s.reference_slot.startswith("input")
-        ]
-        return min(users, key=lambda user: (not user[0].leaf, user[0].order), default=None)
+    def _users(self) -> Iterator[tuple[Call, str, SlotPair]]:
+        """For each pair of tensors found the first call that works on it, a leaf where there is one, and its slot."""
+        users: dict[tuple[int, int], list[tuple[Call, str]]] = defaultdict(list)
+        for pair in self.faces.plan.pairs if self._found else ():
+            for slot in pair.slots:
+                key = slot.reference_record, slot.target_record
+                if key in self._found and slot.reference_slot.startswith("input"):
+                    users[key].append((self.faces.calls[pair.reference], slot.reference_slot))
+        for key, found in users.items():
+            yield *min(found, key=lambda user: (not user[0].leaf, user[0].order)), self._found[key]
 
     def _outputs(self, call: Call) -> tuple[float | None, float]:
         """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step of a call.
 
         Keys in a cache are turned by the absolute position: they differ where nothing else does.
         """
-        roots = (
-            i for i, pair in enumerate(self.faces.plan.pairs)
-            if align.same_step(self.faces.calls[pair.reference], call) and self.faces.calls[pair.reference].parent == -1
-        )  # fmt: skip
         errors = [
             self.faces.error(s)
-            for i in roots
-            for s in self.faces.slots[i].values()
+            for index in self._roots[align.step_of(call)]
+            for s in self.faces.slots[index].values()
             if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
         ]
-        known = [e for e in errors if e.value is not None and np.isfinite(e.value)]
         u = max((e.u for e in errors), default=0.0)
         limit = min(judge.LIMITS.otherwise * u, max(10 * u, 0.05))
-        return (max(e.value for e in known if e.value is not None) if known and len(known) == len(errors) else None), limit
+        values = [e.value for e in errors if e.value is not None and np.isfinite(e.value)]
+        return (max(values) if values and len(values) == len(errors) else None), limit
 
     def _where(self, slot: SlotPair) -> str:
         arrays = self.faces.arrays(slot)

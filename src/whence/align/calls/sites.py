@@ -26,9 +26,14 @@ def selected(calls: Iterable[Call]) -> list[Call]:
     return [c for c in calls if NOT_SELECTED not in c.notes]
 
 
+def step_of(call: Call) -> tuple[int, str, int, int]:
+    """Which call of a root this one belongs to: rank, root, step, micro step."""
+    return call.rank, call.root, call.step, call.micro
+
+
 def same_step(one: Call, other: Call) -> bool:
     """Do two calls belong to one call of a root?"""
-    return (one.rank, one.root, one.step, one.micro) == (other.rank, other.root, other.step, other.micro)
+    return step_of(one) == step_of(other)
 
 
 def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:

@@ -23,7 +23,6 @@ class _Side:
     name: str
     run: Run
     making: Making
-    calls: list[Call] = field(default_factory=list)  # in the order of the aligned run, with the ids they had
     gone: set[int] = field(default_factory=set)  # calls that units were made from
     made: list[list[Call]] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whence.align.calls.sites import step_of
 from whence.align.derived import Derived, Making
 from whence.align.expressions import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.align.tokens.sequences import Fed, fed
@@ -121,7 +122,7 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
         given = fed(reference, [call])
         found = _real(given[0]) if given else None
         if found is not None and _parts(reference, target, pair.slots, found):
-            real[_step(call)] = found
+            real[step_of(call)] = found
             share = f"{np.count_nonzero(~found)} of {found.size} positions"
             notes.append(f"{call.root} step {call.step}: padding ({share}) differs and is left out")
     if not real:
@@ -131,7 +132,7 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     pairs = []
     for pair in plan.pairs:
         slots = list(pair.slots)
-        there = real.get(_step(reference.calls[pair.reference]))
+        there = real.get(step_of(reference.calls[pair.reference]))
         for at, slot in enumerate(slots):
             shape = reference.records[slot.reference_record].shape
             where = _along(there, shape) if there is not None else None
@@ -143,10 +144,6 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
             slots[at] = msgspec.structs.replace(slot, target_record=made, dims=WORDS)
         pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
     return Filled(target, reference, padding), msgspec.structs.replace(plan, pairs=tuple(pairs), notes=(*plan.notes, *notes))
-
-
-def _step(call: Call) -> tuple[Any, ...]:
-    return (call.rank, call.root, call.step, call.micro)
 
 
 def _real(given: Fed) -> Bits | None:
