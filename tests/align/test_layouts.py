@@ -224,6 +224,23 @@ def test_calls_that_are_not_what_extents_suggest_stay_apart():
     assert (len(plan.unmatched_reference), len(plan.unmatched_target)) == (3, 1)
 
 
+@pytest.mark.parametrize("turned_round", [False, True])
+def test_what_is_in_another_call_is_no_part_of_a_whole(turned_round):
+    """Half of one call's rows and half of another's, as one rank of two holds them: together as wide as one of the whole calls."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((2, 5, 6)).astype(np.float32)
+    q, k = (rng.standard_normal((16, 6)).astype(np.float32) for _ in range(2))
+    runs = []
+    for weights in ({"q": q, "k": k}, {"alpha": q[:8], "beta": k[:8]}):
+        made = Builder()
+        made.call("", {"input.0": x, "output.0": x}, op_type="Net")
+        for name, weight in weights.items():
+            made.call(name, {"param.weight": weight, "input.0": x, "output.0": x @ weight.T}, parent=0)
+        runs.append(made.run())
+    plan = align(*(runs[::-1] if turned_round else runs)).plan
+    assert not [p for p in plan.pairs if p.rule == "fused calls"]
+
+
 def test_the_parts_of_a_joined_tensor_are_named():
     run = parts(True)
     made = Made(7, "rearrange(cat(q, k, v, axis=0), '(p h d) i -> (h p d) i', p=3, h=2)", (("q", (1,)), ("k", (3,)), ("v", (5,))))

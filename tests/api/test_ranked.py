@@ -56,8 +56,22 @@ def only(run, root):
     return Derived(run, (), (), [msgspec.structs.replace(c, id=i, parent=place.get(c.parent, -1)) for i, c in enumerate(calls)])
 
 
-def compared(runs, fault, *, swap=False):
+OTHER_NAMES = {
+    "embed": "tok", "layers": "blk", "norm1": "ln_a", "attn": "mixer", "q_proj": "alpha", "k_proj": "beta", "v_proj": "gamma",
+    "o_proj": "out", "norm2": "ln_b", "mlp": "ff", "up": "wide", "down": "narrow", "norm": "fin", "head": "unembed",
+}  # fmt: skip
+
+
+def renamed(run):
+    """The run with every module under another name."""
+    return Derived(
+        run, (), (), [msgspec.structs.replace(c, scope=".".join(OTHER_NAMES.get(p, p) for p in c.scope.split("."))) for c in run.calls]
+    )
+
+
+def compared(runs, fault, *, swap=False, rename=False):
     left, right = runs[0], only(runs[1], fault)
+    right = renamed(right) if rename else right
     return compare_runs(*((right, left) if swap else (left, right)), CompareOptions(threads=1))
 
 
@@ -69,8 +83,9 @@ def test_processes_are_recorded_under_the_rank_of_their_group(runs):
 
 @pytest.mark.parametrize("fault", ["clean", "later", "tokens"])
 @pytest.mark.parametrize("swap", [False, True])
-def test_a_clean_pair_is_the_same(runs, fault, swap):
-    found = compared(runs, fault, swap=swap)
+@pytest.mark.parametrize("rename", [False, True])
+def test_a_clean_pair_is_the_same(runs, fault, swap, rename):
+    found = compared(runs, fault, swap=swap, rename=rename)
     assert (found.status, found.findings) == ("same", ()), found.findings
     assert found.unmatched == found.incomparable == 0
     assert any("2 ranks joined" in note for note in found.plan.notes)
@@ -90,8 +105,9 @@ def test_a_clean_pair_is_the_same(runs, fault, swap):
         ("one_rank", "layers.1.norm2", "semantic", "the ranks differ here, this is rank 1's"),
     ],
 )
-def test_faults_of_many_ranks(runs, fault, name, cause, says):
-    found = compared(runs, fault)
+@pytest.mark.parametrize("rename", [False, True])
+def test_faults_of_many_ranks(runs, fault, name, cause, says, rename):
+    found = compared(runs, fault, rename=rename)
     assert found.status == "different"
     first = found.findings[0]
     assert (first.name, first.cause) == (name, cause), first

@@ -10,7 +10,7 @@ from whence.align.labels.elements import Inner
 from whence.align.layout.origins import named
 from whence.align.mapping import Map
 from whence.align.mapping import load as load_map
-from whence.align.marks import is_gathered, is_of_pieces, is_on_ranks, shown_rank
+from whence.align.marks import is_gathered, is_of_pieces, is_on_ranks, is_unplaced, shown_rank
 from whence.align.names import normal_scope, starred
 from whence.align.sharding.shards import Shard
 from whence.align.tokens.beside import followers
@@ -18,6 +18,6 @@ from whence.align.tokens.sequences import is_cache, is_told_apart
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "followers",
-    "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_told_apart", "load_map", "named", "nearest", "normal_scope", "plan",
-    "selected", "settings_of", "shown_rank", "starred", "step_of",
+    "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_told_apart", "is_unplaced", "load_map", "named", "nearest",
+    "normal_scope", "plan", "selected", "settings_of", "shown_rank", "starred", "step_of",
 ]  # fmt: skip

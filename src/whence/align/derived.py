@@ -39,6 +39,8 @@ class Derived(Over):
         if record < self._first:
             return self.base.array(record)
         found = self._held.get(record)
+        if found is None and self.records[record].why:
+            raise ElementsMissing(self.records[record].why)
         if found is None:
             found = self._make(self.made[record - self._first])
             self._held[record] = found
@@ -94,6 +96,16 @@ class Making:
         self.made.append(Made(number, text, operands, why))
         self._known[text, operands] = number
         return number
+
+    def unknown(self, records: Sequence[int], why: str) -> int:
+        """A record without elements in the place of these, like the first of them, and the reason."""
+        known = self._known.get((why, *records))
+        if known is None:
+            of, known = self.record(records[0]), len(self.run.records) + len(self.made)
+            self._records.append(Record(known, of.dtype, of.shape, device=of.device, why=why))
+            self.made.append(Made(known, "not known", (), why))
+            self._known[why, *records] = known
+        return known
 
     def done(self, calls: Sequence[Call] | None = None) -> Run:
         """The run with what was made; the run itself when that is nothing."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from whence.records import Call
+from whence.records import Call, Record
 from whence.results import Made
 
 _GATHERED = "joined from "
 _PIECES = "joined of the pieces that "
 _SHOWN = "of the ranks' replicas, shown is that of rank "
 _ON_RANKS = " on the ranks"
+_UNPLACED = "how it lies on the ranks is not known"
 
 
 def gathered(rows: str, calls: int) -> str:
@@ -49,3 +50,13 @@ def on_ranks(words: str) -> str:
 def is_on_ranks(made: Made) -> bool:
     """Was this tensor joined of the ranks' pieces?"""
     return made.why.endswith(_ON_RANKS)
+
+
+def unplaced(ranks: int) -> str:
+    """The reason of a tensor without elements: the ranks hold different ones, and nothing tells how to join them."""
+    return f"{_UNPLACED}: {ranks} ranks differ, and no tensor of the other run says what they make together"
+
+
+def is_unplaced(record: Record) -> bool:
+    """Is this a tensor of which neither the elements nor the shape are known, since it is not known how it lies on the ranks?"""
+    return record.why.startswith(_UNPLACED)

@@ -69,6 +69,8 @@ class Faces:
             a, b = self.reference.records[key[0]], self.target.records[key[1]]
             if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
                 out[key] = _SAME
+            elif said := next((r.why for r in (a, b) if align.is_unplaced(r)), ""):
+                out[key] = Measured("none", False, why=said)
             elif a.shape != b.shape:
                 out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
             else:

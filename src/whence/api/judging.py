@@ -396,7 +396,8 @@ class Judging:
 
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
-            return self.faces.reference.records[slot.reference_record].shape != self.faces.target.records[slot.target_record].shape
+            one, two = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+            return one.shape != two.shape and not (align.is_unplaced(one) or align.is_unplaced(two))
 
         wrong, given = [s for s in outputs if clash(s)], list(inputs)
         # Calls that have no input in common were asked nothing in common.

@@ -20,9 +20,11 @@ from whence.align.layout.distances import clear_best, distance
 from whence.align.layout.folded import absorbed, folded
 from whence.align.layout.own_parameters import own_parameters
 from whence.align.layout.streams import streams
+from whence.align.marks import is_unplaced
 from whence.align.matching import MOST_PARTS, Matching, distinct, identifier, short, spread
 from whence.align.names import starred
 from whence.align.tokens.heads import heads
+from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.results import CallPair, Plan, SlotPair
 
@@ -175,8 +177,8 @@ class _Projections:
         outputs = call.slots("output")
         if not outputs:
             return 0
-        shape = self.at.record(side, outputs[0].record).shape
-        return shape[-1] if len(shape) > 1 else 0
+        made = self.at.record(side, outputs[0].record)
+        return made.shape[-1] if len(made.shape) > 1 and not is_unplaced(made) else 0
 
     def _weight(self, side: str, call: Call) -> int | None:
         return next((r.record for r in call.slots("param") if len(self.at.record(side, r.record).shape) == 2), None)
@@ -220,9 +222,21 @@ class _Projections:
             found = [channels.located(p, source) for p in mine]
             rows = sum(int(np.count_nonzero(f >= 0)) for f in found if f is not None)
             places = self._filled(found, extents)
+            if places is not None and any(f is None and self._is_elsewhere(group, p) for f, p in zip(found, mine, strict=True)):
+                continue
             if places is not None and (best is None or rows > best[2]):
                 best = places, turned != turned_parts, rows
         return best
+
+    def _is_elsewhere(self, group: _Group, weight: Array) -> bool:
+        """Are the rows of a part in another call beside the whole? Then it is no part of this one."""
+        other, kids = ("target", self.at.kids_target) if group.apart == "reference" else ("reference", self.at.kids_reference)
+        calls = (self.at.target if other == "target" else self.at.reference).calls
+        for call in (calls[i] for i in kids.get(group.whole.parent, ()) if i != group.whole.id):
+            theirs = self.at.array(other, self._weight(other, call))
+            if theirs is not None and any(channels.located(weight, t) is not None for t in (theirs, theirs.T)):
+                return True
+        return False
 
     def _filled(self, found: Sequence[channels.Order | None], extents: Sequence[int]) -> Places | None:
         """Places of all parts; one that was not found gets what the others leave."""

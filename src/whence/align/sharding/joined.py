@@ -55,7 +55,12 @@ def _refs(at: Joining, side: Side, making: Making, key: Key, lead: Call) -> tupl
         ranks, records = side.holders(key, slot)
         place = (side.name, records)
         layout = at.layouts.get(place, ())
-        record = at.stands[place] if place in at.stands else _joined(at, side, making, ranks, records, layout)
+        if place in at.stands:
+            record = at.stands[place]
+        elif place in at.unplaced:
+            record = making.unknown(records, marks.unplaced(len(records)))
+        else:
+            record = _joined(at, side, making, ranks, records, layout)
         refs.append((Ref(slot, record, edges.get(slot, "")), layout, at.parted.get(place, 0.0)))
     # A call whose ranks worked on different inputs and left pieces is not one call on one input.
     pieces = any(level.how != "replicated" for _, layout, _ in refs for level in layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from whence.align.sharding import shards
 from whence.align.sharding.shards import Layout, Level, Shard
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Call, Record, Run
+from whence.records import Call, Record, Ref, Run
 
 _ROUNDING = {True: 2e-2, False: 1e-4}  # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 
@@ -45,15 +45,28 @@ class Side:
             self.groups.setdefault(key, {})[call.rank] = call
             self.key_of[call.id] = key
 
-    def view(self, rank: int) -> Run:
-        """The calls of one rank as a run of its own."""
+    def view(self, rank: int, whole: Mapping[tuple[Key, str], Record]) -> Run:
+        """The calls of one rank as a run of its own, without elements. whole: what is known of slots whose tensors lie in pieces."""
         mine = [c for c in self.calls if c.rank == rank]
         place = {c.id: i for i, c in enumerate(mine)}
+        first = len(self.run.records)
+        records = [msgspec.structs.replace(r, id=first + i) for i, r in enumerate(whole.values())]
+        number = {where: r.id for where, r in zip(whole, records, strict=True)}
+        made = {r: n for where, n in number.items() if where[1].startswith("output") for r in self.holders(*where)[1]}
+
+        def seen(call: Call, ref: Ref) -> int:
+            read = made.get(ref.record, ref.record) if ref.slot.startswith("input") else ref.record
+            return number.get((self.key_of[call.id], ref.slot), read)
+
         calls = [
-            msgspec.structs.replace(c, id=i, rank=0, parent=place.get(c.parent, -1), scope=self.scope[c.id]) for i, c in enumerate(mine)
+            msgspec.structs.replace(
+                c, id=i, rank=0, parent=place.get(c.parent, -1), scope=self.scope[c.id],
+                refs=tuple(Ref(r.slot, seen(c, r), r.edge) for r in c.refs) if whole else c.refs,
+            )
+            for i, c in enumerate(mine)
         ]  # fmt: skip
         self.viewed = mine
-        return Derived(self.run, (), (), calls)
+        return Derived(self.run, (), records, calls)
 
     def holders(self, key: Key, slot: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks, records) of a slot of a joined call. A call of all stages of a pipeline is given what the first is, and returns what
@@ -82,8 +95,8 @@ class Joining:
     """Two sides whose ranks are joined.
 
     layouts: how tensors lie on the ranks. first: where each was met first; other: what faces it. stands: records that hold the sum
-    of such summands. parted: tensors that every rank should hold alike, and by how much they differ. unplaced: names of tensors of
-    which nothing tells how they lie. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that stands
+    of such summands. parted: tensors that every rank should hold alike, and by how much they differ. unplaced: tensors of which
+    nothing tells how they lie, by name. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that stands
     for all where they differ.
     """
 
@@ -94,7 +107,7 @@ class Joining:
         self.parted: dict[Place, float] = {}
         self.other: dict[Place, Place] = {}
         self.first: dict[Place, tuple[Key, str]] = {}
-        self.unplaced: dict[str, dict[str, None]] = {left.name: {}, right.name: {}}
+        self.unplaced: dict[Place, str] = {}
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
         self.stands: dict[Place, int] = {}
         self._apart: dict[tuple[str, int, int], float] = {}

@@ -10,6 +10,7 @@ from whence.align.names import starred
 from whence.align.sharding import shards
 from whence.align.sharding.joining import Joining, Key, Place, Side, between
 from whence.align.sharding.shards import FITS, Layout, Level
+from whence.align.sharding.together import together
 from whence.align.sharding.unfaced import fused_parts, place_alone
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -39,6 +40,7 @@ def place(at: Joining) -> None:
 def _facing(at: Joining) -> list[Facing]:
     """Groups of calls that face each other, with their pairs of slots, in the order of the reference."""
     left, right = at.sides
+    whole = together(left, right), together(right, left)
     found: dict[Key, Facing] = {}
     seen: set[Key] = set()
     for a in left.ranks:
@@ -47,7 +49,7 @@ def _facing(at: Joining) -> list[Facing]:
             open_right = any(b in ranks and key not in seen for key, ranks in right.groups.items())
             if not (open_left and open_right):
                 continue
-            one, two = left.view(a), right.view(b)
+            one, two = left.view(a, whole[0]), right.view(b, whole[1])
             for pair in plan(one, two).pairs:
                 mine, theirs = left.key_of[left.viewed[pair.reference].id], right.key_of[right.viewed[pair.target].id]
                 if mine not in found and theirs not in seen:

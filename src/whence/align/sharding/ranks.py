@@ -88,9 +88,9 @@ def _tell(at: Joining, side: Side) -> None:
     counted = Counter(shards.words(layout) for (name, records), layout in at.layouts.items() if name == side.name and layout)
     said = ", ".join(f"{count} {what}" for what, count in counted.most_common())
     at.notes.insert(0, f"{side.name}: {len(side.ranks)} ranks joined{f': {said}' if said else ''}")
-    if unknown := list(at.unplaced[side.name]):
+    if unknown := list(dict.fromkeys(name for place, name in at.unplaced.items() if place[0] == side.name)):
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         at.notes.append(
             f"{side.name}: how {', '.join(unknown[:3])}{more} lie on the ranks is not known: the ranks differ and nothing faces them; "
-            f"rank {at.shown[side.name]}'s is shown"
+            "they are not compared"
         )  # fmt: skip

@@ -23,7 +23,7 @@ def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key,
             shapes = [side.run.records[r].shape for r in records]
             layout = _lies_alone(at, side, other, key, slot, place, shapes, faced)
             if layout is None:
-                at.unplaced[side.name][side.name_of(key, slot)] = None
+                at.unplaced[place] = side.name_of(key, slot)
                 layout = (Level("replicated", len(records)),) if len(records) > 1 else ()
             at.layouts[place] = layout
 
