@@ -223,6 +223,29 @@ def test_arrays_against_arrays_are_judged_by_their_order():
     assert whence.compare(reference, {n: a for n, a in target().items() if n != "h4"}).status == "undecided"
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_arrays_of_float32_handed_over_as_float64_are_judged_as_float32(case, fault, tmp_path):
+    path, w, ids = case
+    taps = port(w, ids, lambda n, i, v: v * np.float32(1.005) if fault and (n, i) == ("mlp", 2) else v)
+    whence.record(tmp_path / "wide", {n: a.astype(np.float64) for n, a in taps.items()})
+    for wide in (tmp_path / "wide", {n: a.tolist() for n, a in taps.items()}):
+        result = whence.compare(path, wide)
+        assert result.status == ("different" if fault else "same"), result.findings
+        assert [f.name.split("..")[0][:8] for f in result.findings] == (["layers.2"] if fault else [])
+        assert any(f"{len(taps)} tensors stored in float64 hold numbers of float32" in n for n in result.notes)
+
+
+def test_arrays_of_float32_on_both_sides_handed_over_as_float64(tmp_path):
+    rng = np.random.default_rng(0)
+    one = {f"h{i}": rng.standard_normal((4, 64)).astype(np.float32) for i in range(4)}
+    one["loss"] = np.float32(0.7340112)
+    two = {n: (a * np.float32(1 + 1e-7)).astype(np.float32) for n, a in one.items()}
+    wide = [{n: a.astype(np.float64) for n, a in arrays.items()} for arrays in (one, two)]
+    assert whence.compare(*wide).status == whence.compare(one, two).status == "same"
+    fine = whence.compare({n: a + 1e-12 for n, a in wide[0].items()}, {n: a + 1e-12 for n, a in wide[1].items()})
+    assert fine.status == "undecided"  # numbers of float64, 1e-7 apart
+
+
 def test_arrays_as_the_reference_of_a_captured_run(case):
     path, w, ids = case
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from whence import align
 from whence.api.again import Again
 from whence.api.answering import Answer
+from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.judging import Judging
@@ -67,15 +68,15 @@ def compare_runs(
 
     with _Timer(timing, "plan"):
         within = functools.partial(inside, allow=options.allow) if options.replay else None
-        own = Read(reference)
-        aligned = align.align(own, Read(target), match=options.match, chart=options.chart, inside=within)
+        own, other = Read(as_computed(reference)), Read(as_computed(target))
+        aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
         left, right = Read(aligned.reference), Read(aligned.target)
 
     def beside(run: Run) -> Read:
         """A run of the reference's program in the form that the reference was brought to."""
         if aligned.reference is own:
             return Read(run)
-        return Read(align.align(Read(run), Read(target), match=options.match, chart=options.chart).reference)
+        return Read(align.align(Read(run), other, match=options.match, chart=options.chart).reference)
 
     with _Timer(timing, "again"):
         further = [beside(run) for run in again]
@@ -117,6 +118,7 @@ def compare_runs(
         notes=(
             *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
+            *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),

@@ -1,0 +1,133 @@
+"""The precision that recorded arrays were computed in, which is not the one they are handed over in.
+
+Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16. Judged as what they are stored in,
+such tensors would have to be more exact than the program that made them can be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Over, Run
+
+_SAMPLE = 1 << 12  # elements that show how many bits are in use; that the rest holds too is looked up in all
+_SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}  # bits of the significand; the coarsest first
+_LEAST = 8  # elements below the top binade that tell
+_SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
+_MANY = 16  # significant bits that constants and steps of a grid do without
+
+
+class Computed(Over):
+    """A run of which some records are given in the dtype they were computed in; elements are the same numbers. said: which."""
+
+    def __init__(self, base: Run, kinds: dict[int, str]) -> None:
+        records = list(base.records)
+        pairs = Counter((records[number].dtype, kind) for number, kind in kinds.items())
+        self.said = [
+            f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} hold numbers of {kind}, and are judged so"
+            for (stored, kind), count in pairs.items()
+        ]
+        for number, kind in kinds.items():
+            records[number] = msgspec.structs.replace(records[number], dtype=kind, hash="", sketch=None)
+        super().__init__(base, None, records)
+        self._kinds = kinds
+
+    def array(self, record: int) -> Array:
+        """Elements of a record. Raises ElementsMissing."""
+        array, kind = super().array(record), self._kinds.get(record)
+        if kind is None:
+            return array
+        view: Array = _cast(array, kind).view()
+        view.flags.writeable = False
+        return view
+
+
+def as_computed(run: Run) -> Run:
+    """The run with its labels in the dtype they were computed in; the run itself where nothing changes.
+
+    That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that they use up (`held`). Tensors that
+    do not tell (few elements, zeros, powers of two) take what the other labels stored in their dtype were computed in, if it holds
+    them; whole numbers stay as they are.
+    """
+    labels = dict.fromkeys(r.record for c in run.calls if c.kind == "label" for r in c.refs)
+    kinds: dict[int, str] = {}
+    open_: list[int] = []
+    for number in labels:
+        stored = run.records[number].dtype
+        if stored not in ("float64", "float32"):
+            continue
+        try:
+            kind = held(run.array(number))
+        except ElementsMissing:
+            continue
+        if kind is None:
+            open_.append(number)
+        else:
+            kinds[number] = kind
+    widest: dict[str, str] = {}
+    for number, kind in kinds.items():
+        stored = run.records[number].dtype
+        widest[stored] = max(widest.get(stored, kind), kind, key=lambda k: dtypes.named(k).bits)
+    for number in open_:
+        kind, array = widest.get(run.records[number].dtype, ""), run.array(number)
+        if kind in _SIGNIFICANT and not _is_whole(array) and _fits(array, kind):
+            kinds[number] = kind
+    kinds = {number: kind for number, kind in kinds.items() if kind != run.records[number].dtype}
+    return Computed(run, kinds) if kinds else run
+
+
+def held(array: Array) -> str | None:
+    """The dtype that an array's elements were rounded to: its own where no narrower one holds all of them; None where they do not tell.
+
+    array: float64 or float32. A narrower dtype must be in use: of numbers that were rounded to it half need its last bit, at every
+    magnitude. Steps of a grid (pixels / 256) need it at the largest only, and prove nothing; nor do whole numbers. For float32 one
+    number that is not whole and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
+    """
+    own = dtypes.of(array).name
+    flat = array.reshape(-1)
+    sample = flat[:: max(flat.size // _SAMPLE, 1)]
+    sample = sample[np.isfinite(sample) & (sample != 0)].astype(np.float64)
+    if not sample.size or _is_whole(sample):
+        return None
+    needed, binade = _bits(sample)
+    open_ = False
+    for kind, bits in _SIGNIFICANT.items():
+        if bits >= (24 if own == "float32" else 53) or not _fits(sample, kind) or not _fits(flat, kind):
+            continue
+        open_ = True
+        below = needed[binade < binade.max()]
+        full = np.count_nonzero(below == bits)
+        if (below.size >= _LEAST and full >= _SHARE * below.size) or (bits == 24 and (needed > _MANY).any()):
+            return kind
+    return None if open_ else own
+
+
+def _bits(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(significant bits that each needs, its exponent). values: finite, not zero."""
+    fraction, exponent = np.frexp(values)
+    whole = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
+    _, last = np.frexp((whole & -whole).astype(np.float64))
+    return 54 - last.astype(np.int64), exponent.astype(np.int64)
+
+
+def _is_whole(array: Array) -> bool:
+    """Are these whole numbers, NaN and infinities aside?"""
+    finite = array[np.isfinite(array)]
+    return bool((finite == np.rint(finite)).all())
+
+
+def _fits(array: Array, kind: str) -> bool:
+    """Does a dtype hold every element exactly? NaN and infinities too."""
+    return bool(np.array_equal(_cast(array, kind).astype(array.dtype), array, equal_nan=True))
+
+
+def _cast(array: Array, kind: str) -> Array:
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return array.astype(dtypes.named(kind).numpy)
