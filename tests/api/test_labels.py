@@ -136,6 +136,17 @@ def test_a_fault_in_one_layer_is_named_and_its_tensors_keep_their_partners(case,
     assert result.without_partner == {}
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_tensor_that_is_not_finite_is_the_finding(case, bad):
+    path, w, ids = case
+    taps = port(w, ids)
+    taps["h2"] = taps["h2"].copy()
+    taps["h2"][0, 0, 0] = bad
+    result = whence.compare(path, taps)
+    assert result.status == "different"
+    assert result.findings[0].name.startswith("layers.1")
+
+
 def test_a_layer_left_out_does_not_shift_the_names_behind_it(case):
     path, w, ids = case
     skipped = {}

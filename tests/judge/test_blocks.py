@@ -1,6 +1,7 @@
 """Blocks of 8-bit codes against a loop, and when they explain an error."""
 
 import numpy as np
+import pytest
 
 from whence.judge import blocks
 
@@ -32,3 +33,35 @@ def test_gain_is_of_rows_and_one_faulty_row_is_not_explained():
     after[3] = np.inf
     assert blocks.gain(before, after) == 0.0
     assert blocks.gain(before, before) == 1.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("width", [32, 0])
+def test_a_block_that_is_not_finite_has_no_codes_and_the_others_keep_theirs(bad, width):
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    broken = x.copy()
+    broken[1, 40] = bad
+    made, right = blocks.in_blocks(broken, width=width), blocks.in_blocks(x, width=width)
+    lost = np.zeros(x.shape, bool)
+    lost[1, 32 if width else 0 :] = True
+    assert np.isnan(made[lost]).all()
+    np.testing.assert_array_equal(made[~lost], right[~lost])
+
+
+def test_what_has_no_scale_in_float16_or_none_at_all():
+    x = np.ones((3, 32), np.float32)
+    x[1, 5], x[2] = 3e38, 1e-40
+    made = blocks.in_blocks(x, width=32)
+    np.testing.assert_allclose(made[0], 1, rtol=1e-3)
+    assert np.isnan(made[1]).all()
+    assert not made[2].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_on_either_side_is_infinitely_far_off(bad):
+    x = np.random.default_rng(0).standard_normal((4, 64))
+    y, r = x + 0.1, x.copy()
+    y[0, 3], r[1, 3], y[2, 3], r[2, 3] = bad, bad, bad, bad
+    found = blocks.by_row(y, r)
+    assert np.isinf(found[:3]).all()
+    assert found[3] == pytest.approx(np.sqrt(0.64) / np.linalg.norm(x[3]))

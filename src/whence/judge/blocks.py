@@ -17,6 +17,8 @@ BLOCKS = {
 """What is tried, in words, and how many elements share a scale; 0 for a whole row."""
 
 _TOP = 127
+_LEAST = 1e-36  # below it the factor that makes codes would overflow; such a block is zeros
+_FLOAT16 = 65520.0  # from here on float16 has no finite number
 
 
 def in_blocks(array: Array, *, width: int) -> Array:
@@ -24,6 +26,7 @@ def in_blocks(array: Array, *, width: int) -> Array:
 
     array: real floating. A block's scale is its largest magnitude / 127; codes are rounded to the nearest. Scales of blocks of 32
     are kept in float16, as ggml does (the code is taken with the exact one). Source: ggml-quants.c, quantize_row_q8_0_ref.
+    A block with an element or a kept scale that is not finite has no codes: all of it is NaN.
     """
     last = array.shape[-1] if array.ndim else 0
     width = width or last
@@ -32,19 +35,26 @@ def in_blocks(array: Array, *, width: int) -> Array:
     # In float32, as the kernels do: which code a value near the middle of two gets hangs on the last bit.
     blocks = array.astype(np.float32).reshape(-1, width)
     most = np.abs(blocks).max(axis=1, keepdims=True)
-    times = np.divide(np.float32(_TOP), most, out=np.zeros_like(most), where=most > 0)
+    coded = most / np.float32(_TOP) < (_FLOAT16 if width == 32 else np.inf)
+    most = np.where(coded, most, np.float32(0))
+    times = np.divide(np.float32(_TOP), most, out=np.zeros_like(most), where=most > _LEAST)
     scale = most / np.float32(_TOP)
     kept = scale.astype(np.float16) if width == 32 else scale
-    out: Array = (np.rint(blocks * times).astype(np.float64) * kept.astype(np.float64)).astype(array.dtype).reshape(array.shape)
+    codes = np.rint(np.where(coded, blocks, np.float32(0)) * times)
+    made = np.where(coded, codes.astype(np.float64) * kept.astype(np.float64), np.nan)
+    out: Array = made.astype(array.dtype).reshape(array.shape)
     return out
 
 
 def by_row(output: Array, right: Array) -> F64:
     """Relative 2-norm of output - right for every vector along the last axis; both of one shape. inf where a row is not finite."""
     y, r = (x.astype(np.float64).reshape(-1, x.shape[-1] if x.ndim else 1) for x in (output, right))
+    finite: npt.NDArray[np.bool_] = np.isfinite(np.concatenate([y, r], axis=1)).all(axis=1)
+    y, r = y[finite], r[finite]
     size, apart = np.linalg.norm(r, axis=1), np.linalg.norm(y - r, axis=1)
-    found = np.divide(apart, size, out=np.where(apart > 0, np.inf, 0.0), where=size > 0)
-    return np.where(np.isfinite(found), found, np.inf)
+    out = np.full(len(finite), np.inf)
+    out[finite] = np.divide(apart, size, out=np.where(apart > 0, np.inf, 0.0), where=size > 0)
+    return out
 
 
 def typical(errors: F64) -> float:
