@@ -123,6 +123,47 @@ def test_a_position_off_by_one_while_decoding_is_named_with_its_step(tmp_path):
     assert "step 4 of the target" in finding.sentence
 
 
+def test_a_position_off_by_one_is_named_whether_or_not_the_reference_was_given_any(tmp_path):
+    """Positions of both callers, in the same calls: the inputs differ, and the module that uses them is the finding."""
+    result = compared(tmp_path, cached, lambda m: cached(m, positions=lambda i: i - (i >= 7)))
+    finding = result.findings[0]
+    assert (result.status, finding.name, finding.slot, finding.cause) == ("different", "model.rotary_emb", "input.position_ids", "input")
+    assert (finding.step, len(result.findings)) == (4, 1)
+    assert "position_ids at [0, 0]: 7 against 6" in result.inputs_differ[0]
+    shifted = whence.compare(tmp_path / "ref", captured(tmp_path / "all", lambda m: cached(m, positions=lambda i: i + 3)))
+    assert (shifted.status, shifted.findings) == ("same", ())  # rotary positions are relative
+
+
+def test_a_mask_that_blocks_a_token_is_named_and_other_tokens_beside_it_are_not(tmp_path):
+    def masked(model, blocked=(1,), first=5):
+        ids, mask = torch.tensor([[first, *PROMPT[1:]]]), torch.ones(1, len(PROMPT), dtype=torch.long)
+        mask[0, list(blocked)] = 0
+        model(ids, attention_mask=mask)
+
+    result = compared(tmp_path, masked, lambda m: masked(m, [1, 3]))
+    assert (result.status, result.findings[0].slot, result.findings[0].cause) == ("different", "input.attention_mask", "input")
+    assert len(result.findings) == 1
+    asked = whence.compare(tmp_path / "ref", captured(tmp_path / "asked", lambda m: masked(m, [1, 3], first=7)))
+    assert (asked.status, asked.findings) == ("undecided", ())
+
+
+def test_integers_that_are_neither_positions_nor_masks_are_another_question(tmp_path):
+    class Timed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.at = torch.nn.Embedding(64, 8), torch.nn.Embedding(64, 8)
+
+        def forward(self, input_ids, timestep):
+            return self.embed(input_ids) + self.at(timestep)
+
+    for name, step in (("ref", 3), ("tgt", 4)):
+        captured(tmp_path / name, lambda m, step=step: m(torch.tensor([PROMPT]), timestep=torch.tensor([step])), Timed())
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert (result.status, result.findings) == ("undecided", ())
+    assert "timestep at [0]: 3 against 4" in result.inputs_differ[0]
+
+
 def test_a_spoilt_cache_is_named_where_it_is_read(tmp_path):
     def spoil(step, cache):
         if step == 8:

@@ -14,10 +14,10 @@ from whence.align.marks import is_gathered, is_of_pieces, is_on_ranks, is_unplac
 from whence.align.names import normal_scope, starred
 from whence.align.sharding.shards import Shard
 from whence.align.tokens.beside import followers
-from whence.align.tokens.sequences import is_cache, is_told_apart
+from whence.align.tokens.sequences import is_cache, is_position_or_mask, is_told_apart
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "followers",
-    "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_told_apart", "is_unplaced", "load_map", "named", "nearest",
-    "normal_scope", "plan", "selected", "settings_of", "shown_rank", "starred", "step_of",
+    "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_position_or_mask", "is_told_apart", "is_unplaced", "load_map", "named",
+    "nearest", "normal_scope", "plan", "selected", "settings_of", "shown_rank", "starred", "step_of",
 ]  # fmt: skip

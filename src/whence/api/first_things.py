@@ -52,7 +52,9 @@ class FirstThings:
                     self.notes.append(why)
                 else:
                     sentences.append(sentence)
-                    if not told_apart:
+                    if told_apart and align.is_position_or_mask(slot.reference_slot):
+                        self._otherwise.blame(slot)
+                    elif not told_apart:
                         self.differ.add(call.root)
         return sentences + [said for parted in self.faces.plan.parted if (said := self._parted(parted))]
 

@@ -53,8 +53,12 @@ class Otherwise:
         if not exact or slot.target_record not in self._given:
             return False
         if not self.faces.measured[slot.reference_record, slot.target_record].identical:
-            self._found.setdefault((slot.reference_record, slot.target_record), slot)
+            self.blame(slot)
         return True
+
+    def blame(self, slot: SlotPair) -> None:
+        """Take such a tensor that the callers of both runs chose, and chose differently."""
+        self._found.setdefault((slot.reference_record, slot.target_record), slot)
 
     def harmless(self, call: Call, slot: SlotPair) -> bool:
         """Does nothing that the root of a call returns depend on this difference beyond rounding? Then it is noted."""

@@ -85,6 +85,12 @@ def is_told_apart(slot: str, dtype: str) -> bool:
     return dtype in ("int64", "int32", "bool") and slot.removeprefix("input.") not in _TOKENS
 
 
+def is_position_or_mask(slot: str) -> bool:
+    """Does an input tell where tokens stand or which are seen, by its name? It follows from the tokens; another one asks nothing else."""
+    name = slot.removeprefix("input.")
+    return name in _POSITIONS or "mask" in name
+
+
 def is_cache(slot: str) -> bool:
     """Are these keys and values of a cache, by the slot's name ("output.past_key_values.layers.0.keys")?"""
     return slot.split(".")[1] in _CACHES if "." in slot else False
