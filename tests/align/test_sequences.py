@@ -168,7 +168,7 @@ def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
     assert faced.notes[0].startswith("1 of 2 sequences face each other")
     assert faced.parted == [Parted("Lm", 0, 0, 3, 4, 8, None)]
     faced = batches.facing(steps, whole)
-    assert "1 sequences of the target have no partner" in faced.notes
+    assert "1 sequences of the target have no partner: step 1 row 0" in faced.notes
     assert faced.parted == []
 
 

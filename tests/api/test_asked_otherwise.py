@@ -54,11 +54,11 @@ def alone(model):
         model(torch.tensor([ids]))
 
 
-def padded(model, side="left", positions="from the mask"):
-    width = max(map(len, PROMPTS))
-    pads = [[PAD] * (width - len(p)) for p in PROMPTS]
-    ids = torch.tensor([pad + p if side == "left" else p + pad for pad, p in zip(pads, PROMPTS)])
-    mask = torch.tensor([[0] * len(d) + [1] * len(p) if side == "left" else [1] * len(p) + [0] * len(d) for d, p in zip(pads, PROMPTS)])
+def padded(model, side="left", positions="from the mask", prompts=PROMPTS):
+    width = max(map(len, prompts))
+    pads = [[PAD] * (width - len(p)) for p in prompts]
+    ids = torch.tensor([pad + p if side == "left" else p + pad for pad, p in zip(pads, prompts)])
+    mask = torch.tensor([[0] * len(d) + [1] * len(p) if side == "left" else [1] * len(p) + [0] * len(d) for d, p in zip(pads, prompts)])
     place = (mask.cumsum(1) - 1).clamp(min=0) if positions == "from the mask" else torch.arange(width)[None].expand_as(ids)
     model(ids, attention_mask=mask, position_ids=place)
 
@@ -243,6 +243,37 @@ def test_further_runs_are_brought_to_the_form_of_the_reference(tmp_path):
     assert result.repetition.calls == 0
     assert result.third.calls > 0
     assert 0.3 < result.third.median < 3
+
+
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("broken", [False, True])
+def test_one_changed_row_of_a_batch_padded_otherwise_leaves_the_others_face_to_face(tmp_path, at, broken):
+    """Another token in the first place, so that nothing is alike, or behind most of the row, which is compared up to there."""
+    model = llama()
+
+    def scaled(module, args, output):
+        output[2] *= 1.01
+        return output
+
+    if broken:
+        model.model.layers[1].mlp.down_proj.register_forward_hook(scaled)
+    prompts = [[*PROMPTS[0][:at], 50, *PROMPTS[0][at + 1 :]], *PROMPTS[1:]]
+    reference = captured(tmp_path / "ref", padded, side="right")
+    result = whence.compare(reference, captured(tmp_path / "tgt", padded, model, prompts=prompts))
+    assert result.plan.notes[0].startswith(f"{4 if at else 3} of 4 sequences face each other")
+    made = [r for r in result.rows if r.name == "lm_head" and r.reference_slot == "output.0" and r.measured.tier != "none"]
+    assert [r.reference_shape[1] for r in made] == ([4] if at else []) + [len(p) for p in PROMPTS[1:]]
+    if at:
+        assert result.inputs_differ == (f"LlamaForCausalLM step 0: token 4: {PROMPTS[0][4]} against 50; compared up to there",)
+    else:
+        assert result.unmatched
+        assert [n for n in result.plan.notes if "have no partner" in n] == [
+            f"1 sequences of the {side} have no partner: step 0 row 0" for side in ("reference", "target")
+        ]
+    if broken:
+        assert (result.status, [f.name for f in result.findings]) == ("different", ["model.layers.1.mlp.down_proj"])
+    else:
+        assert (result.status, result.findings) == ("undecided", ())
 
 
 def test_padding_that_no_mask_names_is_told(tmp_path):

@@ -239,7 +239,12 @@ def _sentences(ours: Sequence[Asked], others: Sequence[Asked], pairs: Sequence[M
         return f"{len(calls)} {'call' if len(calls) == 1 else 'calls'} on {', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"
 
     out = [f"{len(pairs)} of {len(ours)} sequences face each other row by row and token by token: {form(a)} against {form(b)}"]
-    free = len(others) - len(pairs)
-    if free:
-        out.append(f"{free} sequences of the target have no partner")
+    for name, all_, calls, met in (
+        ("reference", ours, a, {id(m.one) for m in pairs}), ("target", others, b, {id(m.other) for m in pairs}),
+    ):  # fmt: skip
+        steps = {f.call.id: f.call.step for f in calls}
+        free = [f"step {steps[one.pieces[0].call]} row {one.pieces[0].row}" for one in all_ if id(one) not in met]
+        if free:
+            more = f" and {len(free) - 3} more" if len(free) > 3 else ""
+            out.append(f"{len(free)} sequences of the {name} have no partner: {', '.join(free[:3])}{more}")
     return out

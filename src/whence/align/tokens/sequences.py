@@ -328,15 +328,25 @@ def _goes_on(fits: Sequence[Asked], tokens: tuple[object, ...], known: Sequence[
 
 
 def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:
-    """Are both asked in one form, call by call? Rows that differ are then a difference of inputs, unless they are only reordered."""
+    """Are both asked in one form, call by call? Rows that differ are then a difference of inputs, unless rows lie elsewhere."""
     pairs = list(zip(left, right))
     if any(a.shape != b.shape for a, b in pairs):
         return False
     for a, b in pairs:
         mine, theirs = [(r[0], r[1]) for r in a.rows], [(r[0], r[1]) for r in b.rows]
-        if mine != theirs and sorted(r[0] for r in mine) == sorted(r[0] for r in theirs):
+        if mine != theirs and (sorted(r[0] for r in mine) == sorted(r[0] for r in theirs) or _elsewhere(mine, theirs)):
             return False
     return True
+
+
+def _elsewhere(left: Sequence[tuple[tuple[object, ...], int]], right: Sequence[tuple[tuple[object, ...], int]]) -> bool:
+    """Is a row of one batch (tokens, padding before it) in another place of the other, or behind other padding?
+
+    A single token is in two rows by chance; a row's bytes are not.
+    """
+    apart = [(mine, theirs) for mine, theirs in zip(left, right, strict=False) if mine != theirs]
+    there = {tokens for _, (tokens, _) in apart}
+    return any(tokens in there and (len(tokens) > 1 or isinstance(tokens[0], bytes)) for (tokens, _), _ in apart if tokens)
 
 
 class Match(NamedTuple):
