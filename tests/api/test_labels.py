@@ -5,6 +5,7 @@ import pytest
 
 import whence
 from whence.errors import OutputExists, StoreFailed, UsageError
+from whence.judge.policy import parse
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -255,6 +256,43 @@ def test_arrays_of_float32_on_both_sides_handed_over_as_float64(tmp_path):
     assert whence.compare(*wide).status == whence.compare(one, two).status == "same"
     fine = whence.compare({n: a + 1e-12 for n, a in wide[0].items()}, {n: a + 1e-12 for n, a in wide[1].items()})
     assert fine.status == "undecided"  # numbers of float64, 1e-7 apart
+
+
+def allow(**entry):
+    return parse({"allow": [{"declare": "tolerance", "why": "known", **entry}]})
+
+
+@pytest.mark.parametrize(
+    ("entry", "status"),
+    [
+        ({"module": "h3", "rel_l2": 1e-2}, "same"), ({"module": "h*", "rtol": 1e-2, "atol": 1e-2}, "same"),
+        ({"module": "h3", "ignore": True}, "same"), ({"module": "layers.2", "rel_l2": 1e-2}, "same"),
+        ({"module": "h3", "rel_l2": 1e-5}, "different"), ({"module": "h2", "rel_l2": 1}, "different"),
+        ({"module": "h3", "rel_l2": 1, "slot": "input.*"}, "different"),
+    ],
+)  # fmt: skip
+def test_a_policy_selects_a_tensor_by_its_name_or_by_what_it_faces(case, entry, status):
+    path, w, ids = case
+    result = whence.compare(path, port(w, ids, lambda n, i, v: v * np.float32(1.005) if (n, i) == ("mlp", 2) else v), policy=allow(**entry))
+    assert result.status == status, result.findings
+    if status == "same":
+        assert [(d.calls, d.ignored) for d in result.declared] == [(1, "ignore" in entry)]
+        assert [v.verdict for v in result.verdicts].count("declared") == 1
+    else:
+        assert result.declared == ()
+
+
+def test_a_policy_selects_an_array_of_both_sides_and_an_unknown_name_is_an_error(case):
+    rng = np.random.default_rng(0)
+    one = {f"h{i}": rng.standard_normal((4, 64)).astype(np.float32) for i in range(4)}
+    two = {n: a * np.float32(1.01 if n == "h2" else 1) for n, a in one.items()}
+    assert whence.compare(one, two).status == "different"
+    assert whence.compare(one, two, policy=allow(module="h2", rel_l2=0.02)).status == "same"
+    assert whence.compare(one, two, policy=allow(module="h2", rel_l2=0.005)).status == "different"
+    with pytest.raises(UsageError, match="matches no call that both runs have"):
+        whence.compare(one, two, policy=allow(module="h9", ignore=True))
+    with pytest.raises(UsageError, match="matches no call that both runs have"):
+        whence.compare(case[0], {"h0": port(*case[1:])["h0"]}, policy=allow(module="h9", ignore=True))
 
 
 def test_arrays_as_the_reference_of_a_captured_run(case):

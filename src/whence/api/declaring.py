@@ -182,7 +182,8 @@ class Declaring:
     def __init__(self, policy: Policy | None, reference: Run, target: Run, plan: Plan) -> None:
         self.policy, self.reference, self.target = policy or Policy(), reference, target
         pairs = [(reference.calls[p.reference], target.calls[p.target]) for p in plan.pairs]
-        self.policy.check([(a.scope, (a.op_type, b.op_type)) for a, b in pairs])
+        labels = [(c.scope, (c.op_type,)) for c in target.calls if c.kind == "label"]
+        self.policy.check([*((a.scope, (a.op_type, b.op_type)) for a, b in pairs), *labels])
         self._leaves = [(a.scope, a.op_type) for a, _ in pairs if a.leaf]
         self._weights: OrderedDict[Any, _Weight | None] = OrderedDict()
         self._programs: dict[tuple[str, str], Program | None] = {}
@@ -637,6 +638,15 @@ class Declaring:
         )
 
     # ---- the answer
+
+    def looked(self, entry: Entry) -> None:
+        """Note that an entry spoke of something."""
+        self._looked[entry.number] += 1
+
+    def met(self, entry: Entry, call: Call, error: float | None) -> None:
+        """Note that an entry explained the error of a call, a relative 2-norm."""
+        self._applied[entry.number] += 1
+        self._said.append((entry, None, call, _sqnr(error), str(entry)))
 
     def summary(self) -> tuple[Declared, ...]:
         """What was declared and met, and what is quantised without a declaration: one statement each, with the worst SQNR and where."""

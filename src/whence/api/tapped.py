@@ -23,10 +23,12 @@ from whence.api.faces import Faces
 from whence.api.replaying import Replayer
 from whence.api.sides import Side
 from whence.api.threads import Threads
+from whence.api.tolerated import Tolerated, allows
 from whence.api.walking import Walk
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import blocks
+from whence.judge.policy import Entry
 from whence.records import Call, Program, Region, Run
 from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
 
@@ -119,6 +121,7 @@ class Tapped:
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()
+        self._tolerated = Tolerated(faces.declaring)
         self.not_replayed: set[int] = set()
         self.notes: list[str] = []
         self._slots: dict[int, tuple[int, SlotPair]] = {}
@@ -162,10 +165,12 @@ class Tapped:
         made = sorted((r for r in self._slots if r in self._maker), key=lambda r: self._order[self._maker[r]])
         upstream = {record: self._upstream(record) for record in made}
         beyond = {record for record in upstream if record in figures and figures[record].score > 1}
+        declared = self._declared(beyond)
+        beyond -= declared.keys()
         coarse = self._coarse(beyond) if beyond else {}
         flagged = beyond - set(coarse)
         # A right tensor proves the calls behind it right; a container's own code not, of which it may rest on a part.
-        fine = {t for r in upstream if r in figures and r not in flagged for t in upstream[r].places if t[1] < 0}
+        fine = {t for r in upstream if r in figures and r not in {*flagged, *declared} for t in upstream[r].places if t[1] < 0}
         units: dict[frozenset[int], list[int]] = defaultdict(list)
         for record in sorted(flagged, key=lambda r: self._order[self._maker[r]]):
             units[upstream[record].seen].append(record)
@@ -179,6 +184,9 @@ class Tapped:
             verdict = self._verdict(index, slot, record, up, figures, why)
             if record not in figures and verdict.verdict != "identical":
                 self.not_replayed.add(tile[0])
+            if record in declared:
+                call = self.faces.calls[self.faces.plan.pairs[index].reference]
+                verdict = self._tolerated.declared(verdict, declared[record], call, figures[record].error_rel)
             if record in coarse:
                 verdict = coarse[record].verdict(verdict)
             if record in flagged:
@@ -200,6 +208,17 @@ class Tapped:
         self._note(figures)
         return out
 
+    def _declared(self, beyond: Set[int]) -> dict[int, Entry]:
+        """Of tensors that are further off than rounding explains, those that the policy allows to be."""
+        out: dict[int, Entry] = {}
+        for record in beyond:
+            index, slot = self._slots[record]
+            call = self.faces.calls[self.faces.plan.pairs[index].reference]
+            entry = self._tolerated.entry(slot, call, self.faces.target.calls[self._label(slot)])
+            if entry is not None and allows(entry, self.faces.target.array(slot.target_record), self._wide[record]):
+                out[record] = entry
+        return out
+
     def _of_labels(self) -> dict[Tile, Verdict]:
         """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
         out: dict[Tile, Verdict] = {}
@@ -215,6 +234,12 @@ class Tapped:
             if not before[step] and verdict.verdict == "introduced":
                 said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
                 verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
+            for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
+                own = self.faces.calls[call]
+                entry = self._tolerated.entry(slot, own, self.faces.target.calls[self.faces.plan.pairs[index].target])
+                arrays = self.faces.arrays(slot)
+                if entry is not None and arrays is not None and allows(entry, arrays[1], arrays[0]):
+                    verdict = self._tolerated.declared(verdict, entry, own, growth.e_out)
             out[call, -1] = verdict
             self.not_replayed.add(call)
             before[step] += errors
