@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import whence
+from whence import api, report
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -68,6 +69,19 @@ def test_clean(asked: Path, tmp_path: Path) -> None:
     notes = " ".join(found.plan.notes)
     assert "3 of 3 sequences face each other" in notes
     assert "are empty in the target (packed by its engine)" in notes
+
+
+def test_the_map_that_is_proposed_says_what_was_found(asked: Path, tmp_path: Path) -> None:
+    """Read back it gives the same answer, and a fault is named as without it."""
+    target, chart = _run(tmp_path / "tgt"), tmp_path / "map.yaml"
+    aligned = api.face(asked, target)
+    chart.write_text(report.plan_map(aligned.as_said(), aligned.reference, aligned.target))
+    assert "rearrange(qkv_proj[..., 48:96], 'a b -> 1 a b')" in chart.read_text()
+    found, plain = whence.compare(asked, target, mapping=chart), whence.compare(asked, target)
+    assert (found.status, found.coverage, found.counts) == ("same", plain.coverage, plain.counts)
+    faulty = _run(tmp_path / "faulty", lambda m: m.model.layers[1].mlp.down_proj.register_forward_hook(_scaled(_all)))
+    names = [[f.name for f in whence.compare(asked, faulty, mapping=m).findings] for m in (None, chart)]
+    assert names == [["model.layers.1.mlp.down_proj"]] * 2
 
 
 def _pairs(reference: Path, target: Path, found: Any) -> list[tuple[Any, Any]]:

@@ -125,7 +125,7 @@ def _described(number: int, node: expressions.Node, sources: Sequence[Record], s
 
 def text(run: Run, record: int) -> str:
     """How a record is made, with the expressions of what it is made of put in; "" for one of the run's own."""
-    made = _made_of(run, record)
+    made = made_as(run, record)
     if made is None:
         return ""
     inner = {name: text(run, ids[0]) for name, ids in made.operands if len(ids) == 1}
@@ -149,7 +149,32 @@ def worded(run: Run, plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, pairs=tuple(pairs))
 
 
-def _made_of(run: Run, record: int) -> Made | None:
+def stated(run: Run, plan: Plan) -> Plan:
+    """The plan as a map has to say it: every tensor of the target written over what the calls of the aligned run hold.
+
+    Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole to a map.
+    """
+    held = {r.record for c in run.calls for r in c.refs}
+    made = {m.record: m for m in plan.made_target if m.record not in held}
+    known: dict[int, str] = {}
+
+    def written(record: int) -> str:
+        if record not in made:
+            return ""
+        if record not in known:
+            inner = {name: written(ids[0]) for name, ids in made[record].operands if len(ids) == 1}
+            known[record] = expressions.substituted(made[record].dims, {name: found for name, found in inner.items() if found})
+        return known[record]
+
+    pairs = (
+        msgspec.structs.replace(p, slots=tuple(msgspec.structs.replace(s, dims=written(s.target_record)) for s in p.slots))
+        for p in plan.pairs
+    )
+    return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(made.values()))
+
+
+def made_as(run: Run, record: int) -> Made | None:
+    """How a record is made, through all stages; None for one of the run's own."""
     while isinstance(run, Derived):
         first = len(run.base.records)
         if record >= first:

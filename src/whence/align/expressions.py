@@ -18,7 +18,7 @@ import ast
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -341,6 +341,17 @@ def _groups(side: str, pattern: str) -> list[list[str]]:
     if inside is not None:
         raise Unfit(f"{pattern!r}: a bracket is not closed")
     return groups
+
+
+def names(node: Node) -> Iterator[str]:
+    """The tensors that an expression is made of, but for those behind a star."""
+    if isinstance(node, Name):
+        yield node.name
+    elif isinstance(node, Cat | Sum):
+        for part in node.parts:
+            yield from names(part)
+    elif not isinstance(node, Star):
+        yield from names(node.of)
 
 
 def keeps_order(node: Node, shape: Shape) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from whence.align import mapped
 from whence.align.calls.plan import plan
-from whence.align.derived import Derived, worded
+from whence.align.derived import Derived, stated, worded
 from whence.align.labels import tensors
 from whence.align.labels.elements import Inside
 from whence.align.layout.fusion import fused
@@ -28,6 +28,10 @@ class Aligned:
     reference: Run
     target: Run
     plan: Plan
+
+    def as_said(self) -> Plan:
+        """The plan in the words of a map."""
+        return stated(self.target, self.plan)
 
 
 def align(

@@ -13,7 +13,7 @@ import msgspec
 from whence.align.calls.plan import pair_of
 from whence.align.calls.sites import NOT_SELECTED, selected
 from whence.align.derived import Derived, Making
-from whence.align.expressions import Unfit
+from whence.align.expressions import Unfit, names
 from whence.align.mapping import Entry, Map, compiled, filled
 from whence.align.matching import USER_MAP, Matching
 from whence.records import Call, Run
@@ -136,7 +136,8 @@ def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, 
             continue
         theirs = dict(how.names)
         bound: dict[str, list[int]] = {}
-        for operand in (*facing, *theirs):
+        used = set(names(how.dims))
+        for operand in (o for o in (*facing, *theirs) if o in used):
             other = facing.get(operand, first)
             slot = theirs.get(operand, name)
             record = next((r.record for r in other.refs if r.slot == slot), None)
@@ -157,9 +158,9 @@ def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, 
             )
         slots[name] = SlotPair(name, theirs.get(next(iter(facing)), name), records[name], made, str(how.dims))
     only = tuple(r.slot for r in call.refs if r.slot not in slots)
-    names = " and ".join(dict.fromkeys(c.scope for c in facing.values()))
+    called = " and ".join(dict.fromkeys(c.scope for c in facing.values()))
     also = tuple(c.id for c in facing.values() if c.id != first.id)
-    return CallPair(call.id, first.id, USER_MAP, f"line {entry.line}: {names}", tuple(slots.values()), only, base.only_target, also)
+    return CallPair(call.id, first.id, USER_MAP, f"line {entry.line}: {called}", tuple(slots.values()), only, base.only_target, also)
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:

@@ -29,7 +29,7 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     if output is not None and Path(output).exists() and not force:
         raise OutputExists(f"{output} exists; --force replaces it, or choose another -o")
     aligned = api.face(reference, target, mapping=chart)
-    text = report.plan_map(aligned.plan, aligned.reference, aligned.target)
+    text = report.plan_map(aligned.as_said(), aligned.reference, aligned.target)
     if output is None:
         click.echo(text, nl=False)
         return 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from whence.align.derived import made_as
 from whence.align.layout.distances import AGREES, clear_best, distance
 from whence.align.matching import READ, Matching, spread
 from whence.align.names import starred
@@ -73,12 +74,23 @@ def _fold(at: Matching, pair: CallPair, norm: Call) -> int:
 
 def absorbed(at: Matching) -> None:
     """An activation of the target that multiplies too: its output is what the reference makes of the activation's."""
+    held = {r.record for c in at.target.calls for r in c.refs}
+
+    def brought(record: int) -> int:
+        """The record that a call holds and a map brought to other axes."""
+        while record not in held and record < len(at.target.records):
+            made = made_as(at.target, record)
+            if made is None or len(made.operands) != 1:
+                break
+            record = made.operands[0][1][0]
+        return record
+
     fuller: list[CallPair] = []
     faced: defaultdict[int, dict[int, None]] = defaultdict(dict)
     for pair in sorted(at.pairs.values(), key=lambda p: at.reference.calls[p.reference].order):
         for slot in pair.slots:
             if not slot.reference_slot.startswith("param"):
-                faced[slot.target_record][slot.reference_record] = None
+                faced[brought(slot.target_record)][slot.reference_record] = None
     families: defaultdict[tuple[str, str], list[tuple[CallPair, int, int, int]]] = defaultdict(list)
     for pair in at.pairs.values():
         call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from whence.align.expressions import Cat, Cut, Name, Node, Rearrange, Star, Sum
+from whence.align.expressions import Cat, Cut, Name, Node, Rearrange, Star, Sum, names
 from whence.align.layout.distances import distance
 from whence.dtypes import Array
 
@@ -101,18 +101,8 @@ def bound_to(made: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[
     if isinstance(made, Cat | Sum) and made.parts == tuple(Name(f"r{i}") for i in range(len(records))):
         star = (Star("ranks"),)
         return (Cat(star, made.axis) if isinstance(made, Cat) else Sum(star)), {"ranks": tuple(records)}
-    used = sorted(set(_names(made)), key=lambda name: int(name[1:]))
+    used = sorted(set(names(made)), key=lambda name: int(name[1:]))
     return made, {name: (records[int(name[1:])],) for name in used}
-
-
-def _names(made: Node) -> Iterator[str]:
-    if isinstance(made, Name):
-        yield made.name
-    elif isinstance(made, Cat | Sum):
-        for part in made.parts:
-            yield from _names(part)
-    elif not isinstance(made, Star):
-        yield from _names(made.of)
 
 
 def _cut(of: Node, axis: int, start: int, stop: int) -> Node:
