@@ -222,12 +222,12 @@ def test_both_sides_in_other_pieces():
     equal(full(layers), right)
 
 
-def attention(world, *, names="qkvo", dtype=np.float32, bias=0.0, statistics=True, seed=0):
-    """Three projections of one input cut by rows and one cut by columns, over `world` ranks."""
+def attention(world, *, names="qkvo", dtype=np.float32, bias=0.0, statistics=True, seed=0, fused=False):
+    """Three projections of one input cut by rows, in one call if fused, and one cut by columns, over `world` ranks."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((2, 6, WIDTH)).astype(np.float32)
     weights = {name: rng.standard_normal((WIDTH, WIDTH)) / 4 for name in "qkvo"}
-    biases = {name: bias * rng.standard_normal(WIDTH) for name in "qkvo"}
+    biases = {name: bias * rng.standard_normal(WIDTH) if bias else np.zeros(WIDTH) for name in "qkvo"}
     inside = [x.astype(np.float64) @ weights[n].T + biases[n] for n in "qkv"]
     mixed = np.tanh(inside[0] * inside[1]) + inside[2]
     made = Builder()
@@ -235,8 +235,12 @@ def attention(world, *, names="qkvo", dtype=np.float32, bias=0.0, statistics=Tru
         given, left = x.copy(), (mixed @ weights["o"].T + biases["o"]).astype(dtype)
         top = made.call("", {"input.0": given, "output.0": left}, op_type="Net", rank=rank)
         block = made.call("attn", {"input.0": given, "output.0": left}, op_type="Attention", parent=top, rank=rank, leaf=False)
-        for name, old, y in zip(names, "qkv", inside, strict=False):
-            held = [np.split(a, world, axis)[rank].astype(dtype) for a, axis in ((weights[old], 0), (biases[old], 0), (y, 2))]
+        parts = []
+        for old, y in zip("qkv", inside, strict=True):
+            parts.append([np.split(a, world, axis)[rank].astype(dtype) for a, axis in ((weights[old], 0), (biases[old], 0), (y, 2))])
+        if fused:
+            parts = [[np.concatenate([p[k] for p in parts], axis) for k, axis in enumerate((0, 0, 2))]]
+        for name, held in zip(names, parts, strict=False):
             slots = {"param.weight": held[0], "param.bias": held[1], "input.0": given, "output.0": held[2]}
             made.call(f"attn.{name}", slots, op_type="Linear", parent=block, rank=rank)
         slots = {
@@ -268,6 +272,17 @@ def test_pieces_under_other_names_are_joined(world, bias, dtype, swap):
     assert names < met
     assert aligned.plan.unmatched_reference == aligned.plan.unmatched_target == ()
     assert not any("is not known" in note for note in aligned.plan.notes)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize("fused", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("swap", [False, True])
+def test_fused_projections_over_ranks(fused, bias, dtype, swap):
+    """One run has q, k and v in one call, each cut by itself, or the whole run has and the ranks have three. A bias lies as its weight."""
+    runs = attention(1, bias=bias, fused=fused[0]), attention(4, names="abcd", dtype=dtype, bias=bias, fused=fused[1])
+    found = compare_runs(*(runs[::-1] if swap else runs), CompareOptions(threads=1))
+    assert (found.status, found.findings, found.unmatched, found.incomparable) == ("same", (), 0, 0), found.plan.notes
 
 
 def test_pieces_of_which_there_are_no_figures_are_told_by_shape_and_order():

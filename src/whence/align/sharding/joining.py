@@ -83,6 +83,11 @@ class Side:
     def slots(self, key: Key) -> list[str]:
         return list(dict.fromkeys(r.slot for _, call in sorted(self.groups[key].items()) for r in call.refs))
 
+    def weights_first(self, key: Key, slot: str) -> tuple[bool, int]:
+        """Sorts slots: parameters before what is made with them, weights before biases, which lie as they do."""
+        _, records = self.holders(key, slot)
+        return not slot.startswith("param"), -len(self.run.records[records[0]].shape) if records else 0
+
     def parent(self, key: Key) -> Key | None:
         call = next(iter(self.groups[key].values()))
         return self.key_of[call.parent] if call.parent >= 0 else None

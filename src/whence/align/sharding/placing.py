@@ -29,7 +29,7 @@ def place(at: Joining) -> None:
     faced = {left.name: {f[0]: f[1] for f in facing}, right.name: {f[1]: f[0] for f in facing}}
     facing = [f for f in facing if not _is_part(at, f, faced)]
     for mine, theirs, slots in facing:
-        for a, b in sorted(slots, key=lambda pair: not pair[0].startswith("param")):
+        for a, b in sorted(slots, key=lambda pair: left.weights_first(mine, pair[0])):
             _place(at, (left, mine, a), (right, theirs, b))
     faced = {left.name: {f[0]: f[1] for f in facing}, right.name: {f[1]: f[0] for f in facing}}
     for side, other in ((left, right), (right, left)):
@@ -134,7 +134,7 @@ def _pick(
             tried += [(between(one, arrays[0], two, arrays[1]), (one, two)) for two in shards.orders(right, shapes[1])]
     if where[0][2].startswith("param") and all(error > 0 for error, _ in tried):
         tried += _by_parts(at, pairs, arrays)
-    if where[0][2].startswith("output"):
+    if where[0][2].startswith(("output", "param")):
         tried += [(between(p[0], arrays[0], p[1], arrays[1]), p) for p in _as_parameters(at, pairs, where)]
     best = tried[0]
     for item in tried[1:]:
@@ -164,11 +164,11 @@ def _by_parts(at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Arra
 
 
 def _as_parameters(at: Joining, pairs: Sequence[Both], where: Sequence[tuple[Side, Key, str]]) -> Iterator[Any]:
-    """Outputs in parts as their call's weight is."""
+    """Outputs, and a bias, in parts as their call's weight is."""
     for pair in pairs:
-        for i, (side, key, _) in enumerate(where):
+        for i, (side, key, slot) in enumerate(where):
             blocks = at.blocks_of(side, key)
-            if blocks and len(pair[i]) == 1 and pair[i][0].how == "cat":
+            if blocks and len(pair[i]) == 1 and pair[i][0].how == "cat" and (pair[i][0].axis == 0 or not slot.startswith("param")):
                 cut = (Level("cat", pair[i][0].size, pair[i][0].axis, blocks),)
                 yield (cut, pair[1]) if i == 0 else (pair[0], cut)
 
