@@ -101,6 +101,8 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     hash: xxh3_128 of the canonical little-endian bytes, 32 hex digits, "" when not taken.
     elements: where they are, or None with `why` saying why they were not kept.
     columns: numbers a user's `on_record` returned. subclass: tensor class when it is not a plain tensor.
+    Of foreign dumps: `hash` may be the dump's own digest, prefixed ("md5:..."). quantum: for elements read from printed text, the step
+    of its last digit, 0 when they are exact. whole: shape of the tensor of which the text shows only these elements, () when all.
     """
 
     id: int
@@ -116,6 +118,8 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     why: str = ""
     columns: dict[str, float | None] = {}
     subclass: str = ""
+    quantum: float = 0.0
+    whole: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -149,6 +153,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     op_type: class name ("Linear") or operator. source: "module.Class" or "file:line". leaf: no module was called inside.
     arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
     error: the exception that left this call, if one did (its outputs are then missing).
+    origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
     """
 
     id: int
@@ -174,6 +179,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     no_program: str = ""
     notes: tuple[str, ...] = ()
     error: str = ""
+    origins: tuple[str, ...] = ()
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""

@@ -14,6 +14,7 @@ from whence.api.answering import Answer
 from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
+from whence.api.foreign import described
 from whence.api.judging import Judging
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
@@ -68,7 +69,7 @@ def compare_runs(
 
     with _Timer(timing, "plan"):
         within = functools.partial(inside, allow=options.allow) if options.replay else None
-        own, other = Read(as_computed(reference)), Read(as_computed(target))
+        own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
         aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
         left, right = Read(aligned.reference), Read(aligned.target)
 
@@ -79,10 +80,10 @@ def compare_runs(
         return Read(align.align(Read(run), other, match=options.match, chart=options.chart).reference)
 
     with _Timer(timing, "again"):
-        further = [beside(run) for run in again]
+        further = [beside(described(run)) for run in again]
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
-        finer = Third(left, right, beside(third) if third is not None else None, tell=tell)
+        finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
     faces = Faces(left, right, aligned.plan, options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()

@@ -112,10 +112,12 @@ def face(
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
     from whence import align
+    from whence.api.foreign import described
     from whence.api.runs import open_run
     from whence.api.tapped import inside
 
-    left, right = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
+    opened = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
+    left, right = map(described, opened)
     return align.align(left, right, match=match, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
 
 

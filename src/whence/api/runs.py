@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from whence.records import Run, RunInfo
 
 
 def open_run(path: str) -> Run:
-    """A run on disk, lazily. Raises UnreadableRun saying what was found instead."""
-    from whence import store
+    """A run on disk or a foreign dump (docs/formats.md), lazily.
 
-    return store.open_run(path)
+    Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a package to be read.
+    """
+    from whence import readers, store
+
+    here = Path(path)
+    if not here.exists() or (here / "run.json").exists() or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*")):
+        return store.open_run(path)
+    return readers.open_run(path)
 
 
 def run_command(

@@ -1,1 +1,17 @@
-"""Foreign dumps as a Run, one file a format, lazy, never unpickling."""
+"""Foreign dumps as a Run: one file a format, found by content, lazy, pure Python, never executing anything in a dump.
+
+A reader is a file `readers/NAME.py` (or a module behind an entry point of the group `whence.readers`) with
+
+    LOOKS_LIKE = "a folder with dump.json"           what it recognises, in words, for error messages
+    ORDER = 50                                       whom to ask first: 10 for marks nobody else has, 90 for what could be anything's
+    def sniff(place: Place) -> bool                  cheap and silent: names and first bytes only
+    def open_run(place: Place) -> Run                lazy: the index now, elements when asked; UnreadableRun says what is wrong
+
+`Building` puts calls and records together; `parts` holds what several formats share.
+"""
+
+from whence.readers.building import Building
+from whence.readers.found import Opened, Reader, known, open_run
+from whence.readers.place import Place
+
+__all__ = ["Building", "Opened", "Place", "Reader", "known", "open_run"]

@@ -1,0 +1,1 @@
+"""What several formats share: containers, encodings, limits. No reader is found here."""

@@ -1,0 +1,36 @@
+"""How much a dump may ask for. A dump is untrusted: what it declares is checked against what is there before anything is allocated."""
+
+from __future__ import annotations
+
+from whence.errors import UnreadableRun
+
+HEAD_BYTES = 1 << 16  # of a file, to recognise it by
+FILES = 2_000_000  # in one folder with all that is below
+DEPTH = 16  # of folders
+JSON_BYTES = 4 << 30
+ZIP_RATIO = 100  # unpacked against packed; float data packs to a few per cent at best, a bomb to a thousandth
+ZIP_FLOOR = 256 << 20  # bytes that may always be unpacked
+RANK = 64  # dimensions of a tensor
+
+
+def unpacked(nbytes: int, packed: int, what: str) -> None:
+    """Refuse what unpacks to far more than it is. Raises UnreadableRun."""
+    if nbytes > max(ZIP_FLOOR, ZIP_RATIO * packed):
+        raise UnreadableRun(f"{what} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, so it is not unpacked")
+
+
+def extents(shape: object, what: str) -> tuple[int, ...]:
+    """A shape out of a file: a sequence of whole numbers, none negative, at most 64. Raises UnreadableRun."""
+    if not isinstance(shape, (list, tuple)) or len(shape) > RANK:
+        raise UnreadableRun(f"{what}: {str(shape)[:60]} is not a shape")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in shape):
+        raise UnreadableRun(f"{what}: {str(shape)[:60]} is not a shape")
+    return tuple(shape)
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape; whole numbers without bound, so nothing overflows."""
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total

@@ -1,0 +1,83 @@
+"""The protobuf wire format, read without a schema: fields by number.
+
+Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing is allocated that is not there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+Buffer = bytes | memoryview
+
+
+def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
+    """(field number, wire type, value) of every field, in order of the file.
+
+    Value: an unsigned int for VARINT (two's complement of 64 bits for negative ones: `signed`), 8 or 4 raw bytes for FIXED64 and
+    FIXED32, a memoryview for BYTES (a string, a message, packed numbers). Raises ValueError for what is no message.
+    """
+    data = memoryview(message)
+    place, end = 0, len(data)
+    while place < end:
+        tag, place = varint(data, place)
+        number, kind = tag >> 3, tag & 7
+        if not number:
+            raise ValueError(f"field number 0 at byte {place}")
+        if kind == VARINT:
+            value, place = varint(data, place)
+            yield number, kind, value
+            continue
+        if kind == BYTES:
+            length, place = varint(data, place)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {place}")
+        if length > end - place:
+            raise ValueError(f"field {number} at byte {place} says it has {length} bytes, {end - place} are left")
+        yield number, kind, data[place : place + length]
+        place += length
+
+
+def varint(data: Buffer, place: int) -> tuple[int, int]:
+    """(value, place after it). Raises ValueError when it does not end within ten bytes or the data."""
+    value = 0
+    for i in range(10):
+        if place + i >= len(data):
+            raise ValueError("the data ends within a number")
+        byte = data[place + i]
+        value |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, place + i + 1
+    raise ValueError(f"a number of more than ten bytes at byte {place}")
+
+
+def signed(value: int) -> int:
+    """A VARINT of an int32, int64 or enum field."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def packed(kind: int, value: Any) -> list[int]:
+    """The numbers of one sight of a repeated varint field, which writers may pack or not."""
+    if kind == VARINT:
+        return [signed(value)]
+    out, place = [], 0
+    while place < len(value):
+        number, place = varint(value, place)
+        out.append(signed(number))
+    return out
+
+
+def floats(kind: int, value: Any) -> list[float]:
+    """The numbers of one sight of a repeated float field."""
+    if kind not in (FIXED32, BYTES) or len(value) % 4:
+        raise ValueError("no float field")
+    return list(struct.unpack(f"<{len(value) // 4}f", value))
+
+
+def text(value: Any) -> str:
+    """A string field; bytes that are no UTF-8 stay visible."""
+    return bytes(value).decode("utf-8", "backslashreplace")
