@@ -309,15 +309,17 @@ def _pir_attributes(given: Any) -> dict[str, Any]:
     out = {}
     for one in given:
         if isinstance(one, dict) and "N" in one:
-            value = one.get("AT")
-            out[str(one["N"])] = _plain(value.get("D") if isinstance(value, dict) else value, 0)
+            out[str(one["N"])] = _plain(one.get("AT"), 0)
     return out
 
 
 def _plain(value: Any, depth: int) -> Any:
     """An attribute without its types: {"#": "0.a_f32", "D": 0.5} is 0.5."""
     if isinstance(value, dict):
-        return _plain(value.get("D"), depth + 1) if depth < 8 else None
+        inner = value.get("D")
+        if isinstance(inner, float) and str(value.get("#", "")).endswith("a_f32"):
+            return _short(inner)
+        return _plain(inner, depth + 1) if depth < 8 else None
     if isinstance(value, list):
         return [_plain(one, depth + 1) for one in value] if depth < 8 else None
     return value[:_TEXT] if isinstance(value, str) else value
