@@ -9,7 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from whence.errors import ElementsMissing, UnreadableRun
+from readers import hostile
+from whence.errors import ElementsMissing, UnreadableRun, WhenceError
 from whence.readers.parts import torch_file
 from whence.readers.parts.torch_file import TorchTensor, Unknown
 
@@ -219,3 +220,18 @@ def test_files_are_recognised_by_their_first_bytes():
     assert torch_file.recognised(saved(BASE, new=False)[:300])
     assert not torch_file.recognised(b"PK\x03\x04" + b"\0" * 300)
     assert not torch_file.recognised(b"\x93NUMPY")
+
+
+@pytest.mark.parametrize(("new", "protocol"), [(True, 2), (False, 2), (False, 5)])
+def test_spoilt_files_cost_tensors_or_are_refused(new, protocol, tmp_path):
+    sample = tmp_path / "sample.pt"
+    small = {"w": BASE, "b": torch.ones(3).bfloat16(), "c": {"d": np.arange(4)}}
+    sample.write_bytes(saved(small, new=new, protocol=protocol))
+    (tmp_path / "work").mkdir()
+    for what, path in hostile.variants(sample, tmp_path / "work"):
+        try:
+            for _, tensor in torch_file.tensors(torch_file.load(path)):
+                if isinstance(tensor, TorchTensor):
+                    tensor.array()
+        except WhenceError as error:
+            assert str(error), what

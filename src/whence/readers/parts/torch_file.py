@@ -29,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
 _LINE_BYTES = 1 << 16  # of a name in a pickle
-_VISITS = 1_000_000  # nodes of one tree; containers may share parts, so that a small file holds an endless tree
+_VISITS = 300_000  # nodes of one tree; containers may share parts, so that a small file holds an endless tree
 _STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Short": "int16",
     "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8",
@@ -152,7 +152,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
     """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, or the `Unknown` of a tensor that is not read (quantised).
 
     Names are keys and positions joined by dots, "" for the tree itself; what nn.Module keeps its parts in has no name of its own.
-    Raises UnreadableRun beyond a million nodes.
+    Raises UnreadableRun beyond 300 000 nodes.
     """
     visits = 0
     todo: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
