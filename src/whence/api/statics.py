@@ -199,8 +199,8 @@ def compare(reference: Run, target: Run) -> Comparison:
     faced = face(reference, target)
     findings = tuple(
         Finding(
-            name=d.name, op_type=d.op_type, cause="semantic" if d.attributes else "structural", verdict="structural", confidence="certain", step=0, rank=0,
-            evidence=PROGRAM, sentence=d.words, root="model",
+            name=d.name, op_type=d.op_type, cause="semantic" if d.attributes else "structural", verdict="structural",
+            confidence="certain", step=0, rank=0, evidence=PROGRAM, sentence=d.words, root="model",
         )
         for d in faced.differences[:_MOST]
     )  # fmt: skip

@@ -9,9 +9,8 @@ from __future__ import annotations
 import mmap
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -30,15 +29,14 @@ _LONGEST_NAME = 300
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has
 
 _ANSI = re.compile(rb"\x1b\[[\d;]{0,10}m")
-_LABEL = re.compile(rb"===>:\s*([^\n]{1,300}?)\s*$")
 _PRECISION = re.compile(
     rb"\[PRECISION\]\s*(\[ERROR\])?\s*in \[device=([^,\]]*), op=([^,\]]*), tensor=([^,\]]*), dtype=([^,\]]*)\], (numel=[^\n]*)"
 )
-_OPERATOR = re.compile(rb"Op\(([^()\s]{1,200})\), inputs:\{(.*)\}, outputs:\{(.*)\}")
-_VARIABLE = re.compile(rb"([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
+_VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
 _STEP = re.compile(rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE)
 _FIGURE = re.compile(rb"(\w{1,20})=([-+.\w]{1,40})")
-_MARKS = (b"Tensor(shape=[", b"===>: ", b"[PRECISION]")
+_LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, outputs:{"
+_PIECE_BYTES = 8 << 20  # of what stands between two tensors that is taken apart at once
 _KINDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "complex64": "complex64", "complex128": "complex128"}
 
 
@@ -56,7 +54,7 @@ def sniff(place: Place) -> bool:
 
 
 def _marked(text: bytes) -> bool:
-    return (b"Tensor(shape=[" in text and b"lace(" in text) or _PRECISION.search(text) is not None or (b"] ===>: " in text)
+    return (b"Tensor(shape=[" in text and b"lace(" in text) or b"] ===>: " in text or _PRECISION.search(text) is not None
 
 
 @dataclass(slots=True)
@@ -179,14 +177,23 @@ def _scanned(text: mmap.mmap) -> _Scan:
     header = paddle_print.HEADER.search(text, 0)
     while header is not None:
         following = paddle_print.HEADER.search(text, header.end())
-        _between(scan, text[place : header.start()], last=True)
+        _pieces(scan, text, place, header.start(), last=True)
         limit = following.start() if following is not None else size
         printed = paddle_print.read(text, header, limit)
         scan.points.append(_printed(scan, printed))
         scan.words, scan.before = [], b""
         place, header = printed.end, following
-    _between(scan, text[place:size], last=False)
+    _pieces(scan, text, place, size, last=False)
     return scan
+
+
+def _pieces(scan: _Scan, text: mmap.mmap, start: int, end: int, *, last: bool) -> None:
+    """Read what stands between two tensors, a piece at a time, cut between lines."""
+    while end - start > _PIECE_BYTES:
+        cut = text.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or start + _PIECE_BYTES
+        _between(scan, text[start:cut], last=False)
+        start = cut
+    _between(scan, text[start:end], last=last)
 
 
 def _printed(scan: _Scan, printed: paddle_print.Printed) -> _Point:
@@ -228,11 +235,10 @@ def _line(scan: _Scan, line: bytes) -> None:
         if 0 < len(words) <= _WORDS:
             scan.words += words
         line = line[header.end() :]
-    label = _LABEL.search(line) if b"===>:" in line else None
-    if label is not None:
-        scan.label = label[1]
+    if _LABEL in line:
+        scan.label = line.partition(_LABEL)[2].strip()[:_LONGEST_NAME]
         return
-    if scan.label and line.strip():
+    if scan.label and line.strip() and len(line) <= paddle_print.LONGEST_ROW:
         found, name = paddle_print.numbers(line), scan.label.decode("utf-8", "replace")
         scan.label = b""
         if found is not None:
@@ -246,13 +252,12 @@ def _line(scan: _Scan, line: bytes) -> None:
         if found_figures is not None:
             scan.points.append(_checked(scan, found_figures))
         return
-    if b"Op(" in line and b"inputs:{" in line:
-        edge = _OPERATOR.search(line)
-        if edge is not None:
-            inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(edge[i])))) for i in (2, 3))
-            scan.edges.append((len(scan.points), outputs, inputs))
+    if _INPUTS in line and _OPERATOR in line:
+        read, _, wrote = line.partition(_INPUTS)[2].partition(_OUTPUTS)
+        inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(names)))) for names in (read, wrote))
+        scan.edges.append((len(scan.points), outputs, inputs))
         return
-    if header is not None or not line.strip() or line.startswith(b"--- Running") or line.startswith(b"Parameter containing"):
+    if header is not None or not line.strip() or line.startswith((b"--- Running", b"Parameter containing")):
         return
     if b"Tensor(Not initialized)" in line:
         scan.empty += 1
@@ -333,6 +338,3 @@ def _alike(names: Sequence[str], starts: Sequence[int]) -> bool:
     first = set(names[: ends[0]])
     later = names[ends[0] :]
     return bool(later) and sum(name in first for name in later) >= _SAME_SHARE * len(later)
-
-
-__all__ = ["LOOKS_LIKE", "ORDER", "open_run", "sniff", "sources"]
