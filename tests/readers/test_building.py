@@ -172,9 +172,6 @@ def test_statistics_alone_name_a_fault():
 
 
 RNG_FIXED = np.random.default_rng(3).standard_normal((4, 50))
-import numpy as np
-
-from whence.readers import Building
 
 
 def test_a_record_says_which_file_of_the_dump_keeps_it():
