@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from whence import align
 from whence.api.again import Again
 from whence.api.answering import Answer
@@ -15,6 +17,7 @@ from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.foreign import described
+from whence.api.forms import formed
 from whence.api.judging import Judging
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
@@ -99,6 +102,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
+        verdicts = formed(verdicts, faces)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
@@ -106,6 +110,8 @@ def compare_runs(
         found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)
+    if not faces.measured:  # a dump without tensors
+        coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     every, plan = tuple(verdicts.values()), faces.plan
     status, why = decide(
         found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage

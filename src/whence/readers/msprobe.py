@@ -67,7 +67,7 @@ class _Dump(NamedTuple):
     """One index file: the folder it lies in (with a slash at the end, or ""), its name, and whose it is."""
 
     folder: str
-    index: str
+    file: str
     step: int
     rank: int
 
@@ -117,16 +117,16 @@ def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
 
 def _add(building: Building, place: Place, dump: _Dump) -> None:
     """All calls of one index file, in the order in which they began."""
-    index = _json(place, f"{dump.folder}{dump.index}")
+    index = _json(place, f"{dump.folder}{dump.file}")
     data = index.get("data")
     if not isinstance(data, dict):
-        raise UnreadableRun(f"{dump.folder}{dump.index} has no object 'data' of calls")
-    if dump.index == "debug.json":
+        raise UnreadableRun(f"{dump.folder}{dump.file} has no object 'data' of calls")
+    if dump.file == "debug.json":
         reading = _Reading(building, place, dump, {}, {})
         for name, tree in data.items():
             reading.point(name, tree)
         return
-    made = {name: parent for name, parent in _json_or_note(building, place, f"{dump.folder}construct.json").items()}
+    made = _json_or_note(building, place, f"{dump.folder}construct.json")
     names = [name for name, tree in data.items() if isinstance(tree, dict)] or list(made)
     for name, tree in data.items():
         if not isinstance(tree, dict):
@@ -294,7 +294,9 @@ class _Reading:
             )
         if not isinstance(name, str) or name in ("", "-1"):
             why = f"only {'statistics' if statistics else 'a digest' if digest else 'shape and dtype'} of it were dumped"
-            return self.building.tensor(dtype, shape, why=why.replace("digest of it were", "digest of it was"), statistics=statistics, digest=digest)
+            return self.building.tensor(
+                dtype, shape, why=why.replace("digest of it were", "digest of it was"), statistics=statistics, digest=digest
+            )
         file = f"{self.dump.folder}dump_tensor_data/{name}"
         load = _loading(self.place, file)
         return self.building.tensor(dtype, shape, load, statistics=statistics, digest=digest, file=file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +99,7 @@ def _add(building: Building, file: Any, path: Path, name: str, rank: int) -> Non
     first = 0 if "0" in steps else 1  # the tool counts from 1
     for key in sorted(steps, key=int):
         _step(building, file, list(_tensors(building, file[key], name)), path, name, rank, int(key) - first)
-    rest = list(_tensors(building, file, name, skip=frozenset(steps)))
+    rest = list(_tensors(building, file, name, skip=steps))
     if rest:
         _step(building, file, rest, path, name, rank, 0)
 
@@ -142,8 +142,8 @@ def _text(name: bytes) -> str:
 
 
 def _tensors(
-    building: Building, group: Any, where: str, skip: frozenset[str] = frozenset(), above: tuple[str, ...] = (), seen: set[int] | None = None
-) -> Iterator[_Tensor]:  # fmt: skip
+    building: Building, group: Any, where: str, skip: Container[str] = (), above: tuple[str, ...] = (), seen: set[int] | None = None
+) -> Iterator[_Tensor]:
     """Datasets below a group, in order. What leads outside the file, or back to a group that was read, is not followed, and said."""
     import h5py
 
