@@ -43,7 +43,7 @@ _FORMS = {"gelu": _GELU}
 
 
 class Formed(NamedTuple):
-    """The forms of both sides. parts: elements at which they part, in the target's dtype; agree: how many of these are of the target's form."""
+    """The forms of both sides. parts: elements at which they part, in the target's dtype; agree: how many are of the target's form."""
 
     reference: str
     target: str
