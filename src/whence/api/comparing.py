@@ -24,6 +24,7 @@ from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
+from whence.api.viewing import viewed
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
 from whence.records import Run, regions
@@ -40,7 +41,7 @@ class CompareOptions:
     chart: who faces whom, as the user says. sample: "all" replays every call,
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
-    model: the user's own, for calls of the reference without a usable program.
+    model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
     """
 
     replay: bool = True
@@ -57,6 +58,7 @@ class CompareOptions:
     policy: Policy | None = None
     chart: align.Map | None = None
     model: Models | None = None
+    views: tuple[str, ...] = ()
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -133,6 +135,7 @@ def compare_runs(
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
+        views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
 
 

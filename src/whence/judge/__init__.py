@@ -12,6 +12,7 @@ from whence.judge.printed import partly, roundoff
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
+from whence.judge.views import results as view_results
 from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
@@ -19,5 +20,5 @@ __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between", "coarser",
     "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
     "of_unseen", "parameters", "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff",
-    "whole", "with_third",
+    "view_results", "whole", "with_third",
 ]  # fmt: skip
