@@ -103,6 +103,8 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     columns: numbers a user's `on_record` returned. subclass: tensor class when it is not a plain tensor.
     Of foreign dumps: `hash` may be the dump's own digest, prefixed ("md5:..."). quantum: for elements read from printed text, the step
     of its last digit, 0 when they are exact. whole: shape of the tensor of which the text shows only these elements, () when all.
+    file: where the dump keeps the elements, relative to it and with forward slashes, "" when not said; a place in that file may
+    follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0").
     """
 
     id: int
@@ -120,6 +122,7 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     subclass: str = ""
     quantum: float = 0.0
     whole: tuple[int, ...] = ()
+    file: str = ""
 
     @property
     def count(self) -> int:

@@ -172,3 +172,9 @@ def test_statistics_alone_name_a_fault():
 
 
 RNG_FIXED = np.random.default_rng(3).standard_normal((4, 50))
+
+
+def test_a_record_says_which_file_of_the_dump_keeps_it():
+    building = Building("dump", "npy")
+    building.call("linear", outputs=[building.array(np.ones((2, 3), np.float32), file="0/linear.npy")])
+    assert [r.file for r in building.run().records] == ["0/linear.npy"]

@@ -71,6 +71,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option(
     "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, for calls whose program cannot be replayed; it is run."
 )
+@click.option(
+    "--view", multiple=True, metavar="NAME", help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
+    "torch_xray (repeatable; docs/views.md)."
+)  # fmt: skip
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
@@ -87,7 +91,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
         mapping=given["chart"], match=given["match"], program=given["program"] or None,
-        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
+        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], view=given["view"],
+        progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))
