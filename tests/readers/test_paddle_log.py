@@ -239,6 +239,38 @@ def test_edges_lead_past_operators_that_were_not_printed(tmp_path):
     assert [r.record for r in calls[1].slots("input")] == [records[0]]
 
 
+def test_who_hands_on_what_a_loop_made_is_not_said_to_read_what_went_in(tmp_path):
+    """The executor names a loop's first inputs only; a fault inside must not look as if the loop had made it."""
+
+    def text(factor):
+        x = np.linspace(-2, 2, 64).astype(np.float32)
+        y = np.float32(factor) * x
+        lines = [line("x").replace(BODY, printed(x))]
+        for _ in range(2):
+            lines += [operator("scale", {"X": "0x1body_block_arg_1"}, {"Out": "tmp_7"}), f"scale tmp_7 {printed(y)}\n"]
+            y = y * np.float32(factor)
+        z = y * np.float32(0.5)
+        lines += [operator("while_instruction", {"X": "x"}, {"Out": "z"}), f"while_instruction z {printed(y)}\n"]
+        lines += [operator("mul", {"X": "z"}, {"Out": "end"}), f"mul end {printed(z)}\n"]
+        return "".join(lines)
+
+    run = opened(tmp_path, text(0.9))
+    calls, records = made(run)
+    assert [[r.record for r in c.slots("input")] for c in calls] == [[], [], [], [], [records[3]]]
+    result = compared(tmp_path, text(0.9), text(0.91))
+    assert [f.name for f in result.findings] == ["tmp_7"]
+
+
+def test_a_change_of_layout_is_the_tensor_itself(tmp_path):
+    body = printed(np.float32([1.5, 2.25]))
+    text = f"onednn_op.mean:2 0x1_inner_var_5 {body}\npd_op.onednn_to_paddle_layout:3 0x1_inner_var_6 {body}\n"
+    calls, _ = made(opened(tmp_path, text))
+    assert [(c.scope, c.op_type, c.notes) for c in calls] == [("inner_var.6", "mean", ("laid out anew as inner_var.6",))]
+    other = printed(np.float32([1.5, 2.5]))
+    calls, _ = made(opened(tmp_path, text.replace(f"6 {body}", f"6 {other}")))
+    assert len(calls) == 2  # it did more
+
+
 # ---- comparisons
 
 

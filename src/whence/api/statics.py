@@ -15,7 +15,7 @@ import msgspec
 
 from whence import __version__
 from whence.errors import UsageError
-from whence.readers import GATHERED, Opened
+from whence.readers import GATHERED, UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -274,12 +274,16 @@ def attached(run: Run, program: Run) -> Run:
         else:
             found = _in_order(calls, made)
         changed |= _linked(calls, found, program, maker)
-    if len(changed) < _LEAST * len(logged):
+    known = len(changed)
+    if known < _LEAST * len(logged):
         raise UsageError(
-            f"{program.path} is not the program of {run.path}: it writes {len(changed)} of its {len(logged)} tensors; "
+            f"{program.path} is not the program of {run.path}: it writes {known} of its {len(logged)} tensors; "
             "give the program that was run (after its passes: Config.enable_save_optim_model)"
         )
-    note = Note("program", f"data flow from {program.path}: {len(changed)} of {len(logged)} tensors")
+    for call in logged:
+        if call.id not in changed and not call.slots("input"):
+            changed[call.id] = msgspec.structs.replace(call, notes=(*call.notes, UNTOLD))
+    note = Note("program", f"data flow from {program.path}: {known} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
     return Opened(out, run.reader) if isinstance(run, Opened) else out
@@ -303,21 +307,28 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
         operator = found.get(call.id)
         if operator is None:
             continue
-        sources: dict[int, None] = {}
+        sources: dict[int, None] | None = {}
         seen, todo = {operator}, [r.record for r in reversed(program.calls[operator].slots("input"))]
-        while todo:
+        while todo and sources is not None:
             before = maker.get(todo.pop())
             if before is None or before in seen:
                 continue
             seen.add(before)
             if before in printed:
                 sources[printed[before]] = None
-            else:
+            elif program.calls[before].leaf:
                 todo += [r.record for r in reversed(program.calls[before].slots("input"))]
-        inputs = tuple(Ref(f"input.{i}", record, PROGRAM) for i, record in enumerate(sources))
+            else:
+                sources = None  # loops and branches hand on what was made inside
+        inner = program.calls[program.calls[operator].parent].parent != -1 if program.calls[operator].parent != -1 else False
+        told = sources is not None and not inner
+        inputs = tuple(Ref(f"input.{i}", record, PROGRAM) for i, record in enumerate(sources or ())) if told else ()
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
-        out[call.id] = msgspec.structs.replace(call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source)
+        notes = call.notes if told or any(r.slot.startswith("input") for r in rest) else (*call.notes, UNTOLD)
+        out[call.id] = msgspec.structs.replace(
+            call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source, notes=notes
+        )  # fmt: skip
         made = call.slots("output")
         if made:
             printed[operator] = made[0].record
@@ -336,7 +347,8 @@ def told(result: Comparison, given: Sequence[Run]) -> Comparison:
         if found is None:
             return finding
         cause = "semantic" if finding.verdict == "introduced" and not finding.cause else finding.cause
-        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}; in its program {found.words}")
+        said = "" if "arguments differ" in finding.sentence else f"; in its program {found.words}"
+        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{said}")
 
     said = f"programs: {faced.sentence}"
     return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), notes=(said, *result.notes))

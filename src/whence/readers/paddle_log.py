@@ -10,12 +10,12 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers.building import Building
+from whence.readers.building import UNTOLD, Building
 from whence.readers.parts import paddle_print
 from whence.readers.parts.paddle_names import plain_name, plain_type
 from whence.readers.place import Place
@@ -33,6 +33,9 @@ _PRECISION = re.compile(
     rb"\[PRECISION\]\s*(\[ERROR\])?\s*in \[device=([^,\]]*), op=([^,\]]*), tensor=([^,\]]*), dtype=([^,\]]*)\], (numel=[^\n]*)"
 )
 _VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
+_MADE = re.compile(r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*")  # names of what operators make
+_BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)")  # hand on what was made inside
+_LAYOUTS = ("onednn_to_paddle_layout", "transfer_layout")
 _STEP = re.compile(rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE)
 _FIGURE = re.compile(rb"(\w{1,20})=([-+.\w]{1,40})")
 _LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, outputs:{"
@@ -59,7 +62,7 @@ def _marked(text: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Point:
-    """Something a log shows of a tensor, in the order of the log. inputs: names it was made of, where the log says so."""
+    """Something a log shows of a tensor, in the order of the log. same: the name it had before a change of layout."""
 
     name: str
     op_type: str
@@ -72,6 +75,7 @@ class _Point:
     device: str = "cpu"
     notes: tuple[str, ...] = ()
     marked: int = -1
+    same: str = ""
 
 
 @dataclass(slots=True)
@@ -107,30 +111,38 @@ def open_run(place: Place) -> Run:
         if step != before:
             latest, before = {}, step
         record = _added(building, text, point)
+        read = _sources(point, makers, latest)
         building.call(
-            point.name, op_type=point.op_type, kind=point.kind, step=step, outputs=[record], notes=point.notes,
-            inputs=sources(point.name, makers, latest) if point.kind == "operator" else (),
+            point.name, op_type=point.op_type, kind=point.kind, step=step, outputs=[record], inputs=read or (),
+            notes=(*point.notes, UNTOLD) if scan.edges and read is None else point.notes,
         )  # fmt: skip
         if point.kind == "operator":
             latest[point.name] = record
+            if point.same:
+                latest[point.same] = record
     _noted(building, scan)
     return building.run()
 
 
-def sources(name: str, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> list[int]:
-    """Records of which a tensor was made: of operators whose outputs a log does not show, what they were made of."""
+def _sources(point: _Point, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> list[int] | None:
+    """Records of which a tensor was made: of operators whose outputs a log does not show, what they were made of. None where the log
+    does not tell it all. Weights and what the model is given are nobody's output.
+    """
+    name = point.same or point.name
+    if point.kind != "operator" or name not in makers:
+        return None
     found: dict[int, None] = {}
-    seen = set()
-    todo = list(reversed(makers.get(name, ())))
+    seen = {name}
+    todo = list(reversed(makers[name]))
     while todo:
         one = todo.pop()
-        if one in seen:
-            continue
-        seen.add(one)
         if one in latest:
             found[latest[one]] = None
-        elif one != name:
-            todo += reversed(makers.get(one, ()))
+        elif one in makers and one not in seen:
+            todo += reversed(makers[one])
+        elif one in seen or _MADE.fullmatch(one):
+            return None
+        seen.add(one)
     return list(found)
 
 
@@ -180,11 +192,26 @@ def _scanned(text: mmap.mmap) -> _Scan:
         _pieces(scan, text, place, header.start(), last=True)
         limit = following.start() if following is not None else size
         printed = paddle_print.read(text, header, limit)
-        scan.points.append(_printed(scan, printed))
+        _add(scan, text, _printed(scan, printed))
         scan.words, scan.before = [], b""
         place, header = printed.end, following
     _pieces(scan, text, place, size, last=False)
     return scan
+
+
+def _add(scan: _Scan, text: mmap.mmap, point: _Point) -> None:
+    """Add a printed tensor. What only changes the layout of the tensor before it is that tensor, under its new name.
+
+    Passes put such operators in where kernels of oneDNN end; a run without them has nothing that they face.
+    """
+    before = scan.points[-1] if scan.points else None
+    if point.op_type in _LAYOUTS and before is not None and before.printed is not None and point.printed is not None:
+        one, two = before.printed, point.printed
+        if (one.dtype, one.shape) == (two.dtype, two.shape) and text[one.start : one.end] == text[two.start : two.end]:
+            notes = (*before.notes, f"laid out anew as {point.name}")
+            point = replace(point, op_type=before.op_type, same=before.same or before.name, notes=notes)
+            scan.points.pop()
+    scan.points.append(point)
 
 
 def _pieces(scan: _Scan, text: mmap.mmap, start: int, end: int, *, last: bool) -> None:
@@ -255,7 +282,7 @@ def _line(scan: _Scan, line: bytes) -> None:
     if _INPUTS in line and _OPERATOR in line:
         read, _, wrote = line.partition(_INPUTS)[2].partition(_OUTPUTS)
         inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(names)))) for names in (read, wrote))
-        scan.edges.append((len(scan.points), outputs, inputs))
+        scan.edges.append((len(scan.points), outputs, (*inputs, "?") if _BLOCKS.search(line) else inputs))
         return
     if header is not None or not line.strip() or line.startswith((b"--- Running", b"Parameter containing")):
         return
