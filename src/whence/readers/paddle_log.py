@@ -39,6 +39,7 @@ _LAYOUTS = ("onednn_to_paddle_layout", "transfer_layout")
 _STEP = re.compile(rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE)
 _FIGURE = re.compile(rb"(\w{1,20})=([-+.\w]{1,40})")
 _LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, outputs:{"
+_TABLE = b"| -- FP16 Calls --"
 _PIECE_BYTES = 8 << 20  # of what stands between two tensors that is taken apart at once
 _KINDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "complex64": "complex64", "complex128": "complex128"}
 
@@ -57,7 +58,7 @@ def sniff(place: Place) -> bool:
 
 
 def _marked(text: bytes) -> bool:
-    return (b"Tensor(shape=[" in text and b"lace(" in text) or b"] ===>: " in text or _PRECISION.search(text) is not None
+    return (b"Tensor(shape=[" in text and b"lace(" in text) or b"] ===>: " in text or _TABLE in text or _PRECISION.search(text) is not None
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class _Scan:
     step: int = -1
     glog: int = 0
     empty: int = 0
+    tables: int = 0
 
 
 def open_run(place: Place) -> Run:
@@ -169,6 +171,8 @@ def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
 def _noted(building: Building, scan: _Scan) -> None:
     if scan.empty:
         building.note("error", f"{scan.empty} tensors were printed before they were filled (Not initialized); they are left out")
+    if scan.tables:
+        building.note("error", f"{scan.tables} tables of how often operators ran in which dtype are not compared: they hold no tensors")
     lost = [p for p in scan.points if p.printed is not None and p.printed.why]
     if lost and lost[-1].printed is not None:
         more = f" (and of {len(lost) - 1} others)" if len(lost) > 1 else ""
@@ -285,6 +289,9 @@ def _line(scan: _Scan, line: bytes) -> None:
         scan.edges.append((len(scan.points), outputs, (*inputs, "?") if _BLOCKS.search(line) else inputs))
         return
     if header is not None or not line.strip() or line.startswith((b"--- Running", b"Parameter containing")):
+        return
+    if _TABLE in line:
+        scan.tables += 1
         return
     if b"Tensor(Not initialized)" in line:
         scan.empty += 1
