@@ -333,6 +333,18 @@ def test_a_truncated_print_still_shows_a_fault(tmp_path):
     assert (result.status, result.findings[0].name) == ("different", "scale_1.tmp_0")
 
 
+@pytest.mark.parametrize("other", [{}, {"threshold": 10, "edge": 2}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_summary_against_a_print_that_shows_more(tmp_path, other, turned):
+    few, more = Model().log(threshold=10, edge=1), Model(factor=0.4).log(**other)
+    result = compared(tmp_path, *((more, few) if turned else (few, more)))
+    assert (result.status, result.findings[0].name, result.incomparable) == ("different", "scale_1.tmp_0", 0)
+    same = compared(tmp_path, few, Model().log(**other))
+    assert (same.status, same.incomparable) == ("undecided", 0)
+    row = next(r for r in same.rows if r.name == "softmax_0.tmp_0")
+    assert (row.reference_shape, row.target_shape, row.measured.identical, row.verdict) == ((2, 2), (2, 2), True, "undetermined")
+
+
 def test_pir_names_of_two_processes_meet(tmp_path):
     text = (DATA / "pir_run_a.log").read_text()
     other = text.replace("0x55f544995d201795193189025014752_inner", "0x7f00000000019999999999999999999_inner")

@@ -63,7 +63,7 @@ def compare(
     """
     from whence import report
     from whence.align import MATCHES, load_map
-    from whence.api import labels, modelling, statics
+    from whence.api import labels, modelling, printed, statics
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
@@ -101,6 +101,7 @@ def compare(
     given = statics.programs(program, opened)
     if given:
         left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
+    left, right = printed.alike(left, right)
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
