@@ -54,7 +54,7 @@ class Building:
         dtype: whence's name; one that whence does not know is kept as it stands and has no elements. shape: logical.
         load: gives the elements, of that dtype and shape, each time it is called; it may raise ElementsMissing (gone), and what else
         it raises becomes that. Without it `why` says why there are none. digest: the dump's own, prefixed ("md5:...").
-        quantum, whole: as `Record` says. file: as `Dumped` says.
+        quantum, whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out. file: as `Dumped` says.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:

@@ -24,6 +24,7 @@ from whence.records import Run, Statistics
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45
 _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
+_BLOCK_VALUES = 10  # that a kernel logs of a tensor, however large it is
 _WORDS = 4  # of a line before a tensor's that are its name
 _LONGEST_NAME = 300
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has
@@ -162,7 +163,7 @@ def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
         )  # fmt: skip
     if point.values is not None:
         values = point.values
-        return building.array(values, quantum=point.quantum)
+        return building.array(values, quantum=point.quantum, whole=(-1,) if values.size >= _BLOCK_VALUES else ())
     count = point.statistics.count if point.statistics is not None else 0
     why = "the tensor checker writes figures, no elements"
     return building.tensor(point.dtype, (count,), why=why, statistics=point.statistics, device=point.device)
@@ -275,8 +276,7 @@ def _line(scan: _Scan, line: bytes) -> None:
         if found is not None:
             values, quantum = found
             values = values if values.dtype == np.int64 else values.astype(np.float32)
-            notes = ("inside a kernel: the first elements only",)
-            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, notes=notes, marked=scan.step))
+            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, marked=scan.step))
             return
     if b"[PRECISION]" in line:
         found_figures = _PRECISION.search(line)
