@@ -250,17 +250,37 @@ def test_data_flow_tells_two_faults_from_one(logged):
     verdicts = {r.name: r.verdict for r in run.rows if r.step == 0}
     assert verdicts["softmax_1.tmp_0"] == "inherited"
     slots = {(r.name, r.reference_slot) for r in run.rows}
-    assert ("tmp_1", "input.0") in slots
-    assert ("tmp_1", "input.1") in slots
+    assert ("tmp_1", "input.softmax_1.tmp_0") in slots
+    assert ("tmp_1", "input.tmp_0") in slots
 
 
-def test_what_was_not_printed_is_passed(logged):
-    model = Model()
-    model.made = [one for one in model.made if one[1] != "matmul_v2"]
-    (logged / "a.log").write_text(model.log())
+def test_what_neither_log_printed_is_passed(logged):
+    for name, factor in (("a", 0.35), ("b", 0.36)):
+        model = Model(factor=factor)
+        model.made = [one for one in model.made if one[1] != "matmul_v2"]
+        (logged / f"{name}.log").write_text(model.log())
     result = whence.compare(logged / "a.log", logged / "b.log", program=logged / "a.pdmodel")
     rows = {(r.name, r.reference_slot): r.reference_record for r in result.rows if r.step == 0}
-    assert rows["scale_0.tmp_0", "input.0"] == rows["embedding_0.tmp_0", "output.0"]
+    assert rows["scale_0.tmp_0", "input.embedding_0.tmp_0"] == rows["embedding_0.tmp_0", "output.0"]
+    assert [f.name for f in result.findings] == ["scale_1.tmp_0"]
+
+
+def test_what_one_log_passes_and_the_other_shows_is_not_held_against_each_other(logged):
+    """Fused operators: the scale of one log reads the product that the other log does not have."""
+    fused = Model(noise=1e-7)
+    fused.made = [one for one in fused.made if one[1] != "matmul_v2"]
+    (logged / "b.log").write_text(fused.log())
+    for pair in (("a.log", "b.log"), ("b.log", "a.log")):
+        result = whence.compare(*(logged / name for name in pair), program=logged / "a.pdmodel", min_coverage=0.5)
+        assert (result.status, result.findings, result.incomparable) == ("same", (), 0)
+        assert not any(r.name == "scale_0.tmp_0" and r.reference_slot.startswith("input") for r in result.rows)
+
+
+def test_a_log_with_data_flow_against_one_without(logged):
+    (logged / "b.log").write_text(Model(factor=0.36).log(edges=True))
+    for pair in (("a.log", "b.log"), ("b.log", "a.log")):
+        result = whence.compare(*(logged / name for name in pair))
+        assert [f.name for f in result.findings] == ["scale_1.tmp_0"]
 
 
 def test_a_pir_program_is_laid_on_a_log_in_order():

@@ -101,7 +101,7 @@ def compare(
     given = statics.programs(program, opened)
     if given:
         left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
-    left, right = printed.alike(left, right)
+    left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,

@@ -169,6 +169,7 @@ def _differs(reference: Run, target: Run, a: Call, b: Call, across: Mapping[int,
 
 
 _ABSENT = "absent"
+_RUNS = "operator of the program: "
 
 
 def _shown(value: Any) -> str:
@@ -307,7 +308,7 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
         operator = found.get(call.id)
         if operator is None:
             continue
-        sources: dict[int, None] | None = {}
+        sources: dict[str, int] | None = {}
         seen, todo = {operator}, [r.record for r in reversed(program.calls[operator].slots("input"))]
         while todo and sources is not None:
             before = maker.get(todo.pop())
@@ -315,23 +316,61 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
                 continue
             seen.add(before)
             if before in printed:
-                sources[printed[before]] = None
+                sources[program.calls[before].scope] = printed[before]
             elif program.calls[before].leaf:
                 todo += [r.record for r in reversed(program.calls[before].slots("input"))]
             else:
                 sources = None  # loops and branches hand on what was made inside
         inner = program.calls[program.calls[operator].parent].parent != -1 if program.calls[operator].parent != -1 else False
         told = sources is not None and not inner
-        inputs = tuple(Ref(f"input.{i}", record, PROGRAM) for i, record in enumerate(sources or ())) if told else ()
+        inputs = tuple(Ref(f"input.{name}", record, PROGRAM) for name, record in (sources or {}).items()) if told else ()
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
-        notes = call.notes if told or any(r.slot.startswith("input") for r in rest) else (*call.notes, UNTOLD)
+        notes = (*call.notes, f"{_RUNS}{program.calls[operator].scope}")
+        notes = notes if told or any(r.slot.startswith("input") for r in rest) else (*notes, UNTOLD)
         out[call.id] = msgspec.structs.replace(
             call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source, notes=notes
         )  # fmt: skip
         made = call.slots("output")
         if made:
             printed[operator] = made[0].record
+    return out
+
+
+def agreed(reference: Run, target: Run) -> tuple[Run, Run]:
+    """Both logs, without the inputs of calls that do not read the same: one log skips operators (fused ones) that the other shows.
+
+    What such a call was given cannot be held against each other; it counts as depending on everything before it.
+    """
+    if {reference.info.kind, target.info.kind} != {_LOG}:
+        return reference, target
+    ours, theirs = _by_operator(reference), _by_operator(target)
+    out = []
+    for run, mine, others in ((reference, ours, theirs), (target, theirs, ours)):
+        cut = {
+            call.id: msgspec.structs.replace(
+                call, refs=tuple(r for r in call.refs if not r.slot.startswith("input")), notes=(*call.notes, UNTOLD)
+            )
+            for key, call in mine.items()
+            if key in others and {r.slot for r in call.slots("input")} != {r.slot for r in others[key].slots("input")}
+        }
+        changed = Over(run, [cut.get(c.id, c) for c in run.calls]) if cut else run
+        out.append(Opened(changed, run.reader) if cut and isinstance(run, Opened) else changed)
+    return out[0], out[1]
+
+
+_LOG = "paddle log"
+
+
+def _by_operator(run: Run) -> dict[Any, Call]:
+    """The calls of a log by what stays the same when names do not: the operator of the program, else the name; and which time it ran."""
+    out: dict[Any, Call] = {}
+    for call in _operators(run):
+        name = next((note for note in call.notes if note.startswith(_RUNS)), call.scope)
+        key, time = (call.rank, call.root, call.step, call.micro, name), 0
+        while (*key, time) in out:
+            time += 1
+        out[*key, time] = call
     return out
 
 

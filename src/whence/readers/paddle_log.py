@@ -127,26 +127,27 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
-def _sources(point: _Point, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> list[int] | None:
-    """Records of which a tensor was made: of operators whose outputs a log does not show, what they were made of. None where the log
-    does not tell it all. Weights and what the model is given are nobody's output.
+def _sources(point: _Point, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> dict[str, int] | None:
+    """Records of which a tensor was made, by name: of operators whose outputs a log does not show, what they were made of.
+
+    None where the log does not tell it all. Weights and what the model is given are nobody's output.
     """
     name = point.same or point.name
     if point.kind != "operator" or name not in makers:
         return None
-    found: dict[int, None] = {}
+    found: dict[str, int] = {}
     seen = {name}
     todo = list(reversed(makers[name]))
     while todo:
         one = todo.pop()
         if one in latest:
-            found[latest[one]] = None
+            found[one] = latest[one]
         elif one in makers and one not in seen:
             todo += reversed(makers[one])
         elif one in seen or _MADE.fullmatch(one):
             return None
         seen.add(one)
-    return list(found)
+    return found
 
 
 def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
