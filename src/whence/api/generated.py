@@ -124,7 +124,7 @@ def _judged(
 
 
 def _check_key(key: str, sides: Sequence[Predictions]) -> None:
-    """Raises UsageError for a key that was asked for and that no record has; a file without prompts is one of positions."""
+    """Raises UsageError for a key that was asked for and that no record has; without one, prompts are matched by position."""
     for side in sides:
         if key != PROMPT_KEY and side.entries and all(e.prompt is None for e in side.entries):
             raise UsageError(

@@ -32,7 +32,6 @@ class Prediction(NamedTuple):
 
     prompt: str | None
     output: str | list[int] | list[str]
-    model: str = ""
 
 
 class Entry(NamedTuple):
@@ -67,16 +66,16 @@ class Predictions:
         self.models: dict[str, None] = {}
         self._records: Sequence[Mapping[str, Any]] | None = None
         self._file: IO[bytes] | None = None
-        self.noun = "record"
+        self.name, self.noun = words, "record"
+        places: Iterator[Place]
         if isinstance(source, (str, os.PathLike)):
-            self.name = os.fspath(source)
-            self._file = _opened(Path(source))
-            self.noun, places = _places(self._file, self.name)
+            self.name, self._file = os.fspath(source), _opened(Path(source))
         else:
-            self.name = words
             self._records = source
             places = ((i + 1, i, 0, "") for i in range(len(source)))
         try:
+            if self._file is not None:
+                self.noun, places = _places(self._file, self.name)
             self.entries = [self._entry(number, *place) for number, place in enumerate(places)]
             self._check()
         except BaseException:
@@ -85,14 +84,8 @@ class Predictions:
 
     def read(self, entry: Entry) -> Prediction:
         """The record of an entry. Raises ValueError with the reason where it holds no output."""
-        raw: Any
-        if self._records is not None:
-            raw = self._records[entry.offset]
-        else:
-            assert self._file is not None
-            self._file.seek(entry.offset)
-            raw = _value(self._file.read(entry.length))
-        return self._prediction(raw)
+        raw = self._raw(entry)
+        return Prediction(self._prompt(raw), self._output(raw))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -110,24 +103,40 @@ class Predictions:
         if why:
             return entry
         try:
-            found = self.read(entry)
+            raw = self._raw(entry)
+            found = self._prompt(raw)
         except (ValueError, RecursionError) as error:
             return entry._replace(why="nested too deeply" if isinstance(error, RecursionError) else str(error))
-        if found.model:
-            self.models[found.model] = None
-        return entry._replace(prompt=None if found.prompt is None else _digest(found.prompt), output=_digest(found.output))
+        # A record without an output still says which prompt has none.
+        entry = entry._replace(prompt=None if found is None else _digest(found))
+        try:
+            entry = entry._replace(output=_digest(self._output(raw)))
+        except ValueError as error:
+            entry = entry._replace(why=str(error))
+        model = raw.get("model")
+        if isinstance(model, str) and model:
+            self.models[model] = None
+        return entry
 
-    def _prediction(self, raw: Any) -> Prediction:
+    def _raw(self, entry: Entry) -> Any:
+        if self._records is not None:
+            return self._records[entry.offset]
+        assert self._file is not None
+        self._file.seek(entry.offset)
+        return _value(self._file.read(entry.length))
+
+    def _prompt(self, raw: Any) -> str | None:
         if not isinstance(raw, Mapping):
             raise ValueError(f"{_kind(raw)}, not an object with {self.prompt_key!r} and {self.output_key!r}")
+        prompt, _ = _at(raw, self.prompt_key)
+        # An empty prompt tells no record from another.
+        return None if prompt is None or prompt in ("", []) else prompt if isinstance(prompt, str) else _canonical(prompt)
+
+    def _output(self, raw: Mapping[str, Any]) -> str | list[int] | list[str]:
         output, missing = _at(raw, self.output_key)
         if missing:
             raise ValueError(f"no key {self.output_key!r} (it has {_keys(raw)})")
-        prompt, _ = _at(raw, self.prompt_key)
-        # An empty prompt tells no record from another.
-        text = None if prompt is None or prompt in ("", []) else prompt if isinstance(prompt, str) else _canonical(prompt)
-        model = raw.get("model")
-        return Prediction(text, _tokens(output, self.output_key), model if isinstance(model, str) else "")
+        return _tokens(output, self.output_key)
 
     def _check(self) -> None:
         """A wrong key is one mistake, not a thousand bad lines; a file of something else is no file of outputs."""
@@ -192,7 +201,7 @@ def _lines(file: IO[bytes]) -> Iterator[Place]:
             offset = end
         else:
             if raw.strip(_BLANK):
-                yield line, offset, len(raw), ""
+                yield line, offset, len(raw.rstrip(_BLANK)), ""
             offset += len(raw)
         file.seek(offset)  # the record was read meanwhile
 
@@ -277,8 +286,9 @@ def _value(raw: bytes) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"at character {error.pos} of {len(text.rstrip())}"
-        raise ValueError(f"not JSON: {error.msg[:1].lower()}{error.msg[1:]} {where}") from None
+        where = f"at character {error.pos}" if error.pos < len(text.rstrip()) else "where it ends"
+        said = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+        raise ValueError(f"not JSON: {said} {where}") from None
 
 
 def _at(record: Any, key: str) -> tuple[Any, bool]:

@@ -74,12 +74,12 @@ def row(number: int, pair: Row, reference: Predictions, target: Predictions, uns
         if entry is None:
             whys.append(f"the {word} has no such prompt")
         elif entry.why:
-            whys.append(f"{word}: {side.noun} {entry.line}: {entry.why}")
+            whys.append(f"{word}, {side.noun} {entry.line}: {entry.why}")
         else:
             try:
                 read.append(side.read(entry))
             except ValueError as error:  # it could be read a moment ago
-                whys.append(f"{word}: {side.noun} {entry.line} changed while it was read: {error}")
+                whys.append(f"{word}, {side.noun} {entry.line}, changed while it was read: {error}")
     told = replace(told, prompt=next((short(p.prompt) for p in read if p.prompt is not None), ""))
     if whys:
         return replace(told, why="; ".join(whys))
@@ -137,7 +137,7 @@ def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]
 
     found: dict[bytes, Disagreement] = {}
     repeated = 0
-    for digest, entries in by_prompt(side.entries).items():
+    for digest, entries in by_prompt(e for e in side.entries if not e.why).items():
         repeated += len(entries) > 1
         other = next((e for e in entries[1:] if e.output != entries[0].output), None)
         if other is None:
