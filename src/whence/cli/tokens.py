@@ -1,4 +1,4 @@
-"""Compare what two runs generated, prompt by prompt: which token went wrong, and how many prompts pass.
+"""Compare what two runs generated, prompt by prompt: which token parts, and how many prompts pass.
 
 \b
     whence tokens ref.json tgt.json
