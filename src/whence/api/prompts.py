@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Row = tuple["Entry | None", "Entry | None", str]  # reference, target, "prompt" or "position" or ""
 _PROMPT = 1000  # characters of a prompt that are kept
-_AROUND = 16  # units shown before a first difference, and from it on
+_AROUND = {"character": 16, "token": 6}  # units shown before a first difference, and from it on
 _NORMALISED = 1 << 20  # characters that are looked at for how they differ
 
 
@@ -89,8 +89,9 @@ def row(number: int, pair: Row, reference: Predictions, target: Predictions, uns
     found = match(a, b)
     at = found.prefix_length or 0
     if not found.full:
-        before = _some(a, max(at - _AROUND, 0), at)
-        told = replace(told, common=before, reference_at=_some(a, at, at + _AROUND), target_at=_some(b, at, at + _AROUND))
+        around = _AROUND[found.unit]
+        before = _some(a, max(at - around, 0), at)
+        told = replace(told, common=before, reference_at=_some(a, at, at + around), target_at=_some(b, at, at + around))
         twice = unsteady.get(one.prompt or b"", "") if one else ""
         told = replace(told, why="; ".join(w for w in (_why(found, a, b), twice) if w))
     return replace(told, verdict=_verdict(found), **{f: getattr(found, f) for f in OutputMatch.__struct_fields__})
