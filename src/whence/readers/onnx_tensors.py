@@ -40,7 +40,7 @@ def open_run(place: Place) -> Run:
     if place.is_folder:
         _data_sets(building, place)
     elif place.suffix == ".onnx":
-        named.add(building, [_named(place, t, t.name or f"initializer_{i}") for i, t in enumerate(_initializers(place))])
+        named.add_weights(building, [_named(place, t, t.name or f"initializer_{i}") for i, t in enumerate(_initializers(place))])
     else:
         tensor = _tensor(place, place.path.name)
         found = _SET.search(place.path.name)

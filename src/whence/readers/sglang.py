@@ -42,7 +42,8 @@ def open_run(place: Place) -> Run:
     building = Building(place.path, "sglang")
     passes = [name for name in place.files if _PASS.search(name) or (_is_process(place) and _OWN_PASS.fullmatch(name))]
     if passes:
-        named.add(building, [item for name in passes for item in _of_pass(building, place, name)])
+        items = [item for name in passes for item in _of_pass(building, place, name)]
+        named.add_labels(building, sorted(items, key=lambda item: (item.step, item.rank)))
         return building.run()
     found = sorted((item for name in place.files for item in _of_dumper(building, place, name)), key=lambda item: item[0])
     weights = [item for _, item, kind in found if kind == "param"]
@@ -65,8 +66,14 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
     else:
         own, number = _OWN_RANK.fullmatch(place.path.resolve().name), _OWN_PASS.fullmatch(name)
         rank, step = int(own[1]) if own else 0, int(number[1]) if number else 0
-    for inner, tensor, _ in _tensors(building, place, name):
-        yield named.of_torch(inner, tensor, ordered=True, step=step, rank=rank)
+    tensors = _tensors(building, place, name)
+    names = [inner for inner, _, _ in tensors]
+    # The hook of the outer model writes the file before it adds its own output: that, and what ran after it, open the next file.
+    late = 0
+    if step and names and any(inner.startswith(f"{names[0]}.") for inner in names):
+        late = next(i for i, inner in enumerate(names) if inner.startswith(f"{names[0]}."))
+    for i, (inner, tensor, _) in enumerate(tensors):
+        yield named.of_torch(inner, tensor, ordered=True, step=step - (i < late), rank=rank)
 
 
 def _of_dumper(building: Building, place: Place, name: str) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
