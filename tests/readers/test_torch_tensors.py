@@ -47,6 +47,16 @@ def test_weights_that_differ_are_named_and_equal_ones_are_the_same(tmp_path):
     assert whence.compare(ref, str(tmp_path / "shape.pt")).status == "undecided"
 
 
+def test_gradients_under_the_names_of_weights_may_differ_by_rounding(tmp_path):
+    state = net().state_dict()
+    for name, scale in {"ref": 1.0, "tgt": 1 + 2**-20}.items():
+        torch.save({k: v * scale for k, v in state.items()}, tmp_path / f"grads_{name}.pt")
+        torch.save({k: v * scale for k, v in state.items()}, tmp_path / f"{name}.pt")
+    assert whence.compare(str(tmp_path / "ref.pt"), str(tmp_path / "tgt.pt")).status == "different"
+    result = whence.compare(str(tmp_path / "grads_ref.pt"), str(tmp_path / "grads_tgt.pt"))
+    assert not [f for f in result.findings if f.verdict == "param-diff"]
+
+
 def test_a_checkpoint_faces_a_capture_of_its_model(tmp_path):
     model = net()
     with torch.no_grad(), whence.capture(model, str(tmp_path / "run")):

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -128,7 +129,7 @@ class _Tree:
             return self.building.tensor(dtype, shape, why=str(error))
         if item is None:
             return self.building.tensor(dtype, shape, why=f"{name} holds no tensor called data")
-        return item.record(self.building)
+        return replace(item, file=name.removeprefix("./")).record(self.building)
 
 
 def _listed(value: Any) -> Any:

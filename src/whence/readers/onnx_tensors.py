@@ -82,7 +82,9 @@ def _data_sets(building: Building, place: Place) -> None:
 
 def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:
     why = tensor.why()
-    return Named(name, tensor.dtype, tensor.shape, None if why else partial(tensor.array, place.inside), why)
+    return Named(
+        name, tensor.dtype, tensor.shape, None if why else partial(tensor.array, place.inside), why, file=name if place.is_folder else ""
+    )
 
 
 def _tensor(place: Place, name: str) -> OnnxTensor:

@@ -73,7 +73,7 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
     if step and names and any(inner.startswith(f"{names[0]}.") for inner in names):
         late = next(i for i, inner in enumerate(names) if inner.startswith(f"{names[0]}."))
     for i, (inner, tensor, _) in enumerate(tensors):
-        yield named.of_torch(inner, tensor, ordered=True, step=step - (i < late), rank=rank)
+        yield named.of_torch(inner, tensor, ordered=True, step=step - (i < late), rank=rank, file=name)
 
 
 def _of_dumper(building: Building, place: Place, name: str) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
@@ -103,7 +103,7 @@ def _of_dumper(building: Building, place: Place, name: str) -> Iterator[tuple[tu
         if inner == "value" or inner.startswith("value."):
             yield (step, rank, index), named.of_torch(
                 named.below(said, inner[6:]), tensor, ordered=True, step=step, rank=rank, said=place_in_call,
-                arguments={"dims": dims} if dims else {},
+                arguments={"dims": dims} if dims else {}, file=name,
             ), kind  # fmt: skip
 
 

@@ -20,8 +20,9 @@ ORDER = 82
 
 
 def sniff(place: Place) -> bool:
-    if place.is_folder:
-        return any(_is_ours(name) for name in place.files)
+    if place.is_folder:  # checkpoints are often kept in both formats
+        ours = [name for name in place.files if _is_ours(name)]
+        return any(not name.endswith(".bin") for name in ours) or (bool(ours) and not any(n.endswith(".safetensors") for n in place.files))
     return torch_file.recognised(place.head)
 
 

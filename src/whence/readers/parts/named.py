@@ -40,7 +40,7 @@ class Named:
     """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor` takes them.
 
     at: when its file was written. ordered: its place among the others is that in which it was made. said: its scope, "input" or "output",
-    and slot, where the dump tells them. arguments: of its call.
+    and slot, where the dump tells them. arguments: of its call. file: it lies in, relative to the dump.
     """
 
     name: str
@@ -54,10 +54,11 @@ class Named:
     ordered: bool = False
     stride: tuple[int, ...] = ()
     said: tuple[str, str, str] | None = None
+    file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, building: Building) -> int:
-        return building.tensor(self.dtype, self.shape, self.load, why=self.why, stride=self.stride)
+        return building.tensor(self.dtype, self.shape, self.load, why=self.why, stride=self.stride, file=self.file)
 
 
 Items = Callable[[Building, File, str], Iterable[Named]]
@@ -90,7 +91,7 @@ def of_files(building: Building, place: Place, is_ours: Callable[[str], bool], i
         own, step, rank = placed(name, alone=len(chosen) == 1)
         try:
             file = File(place.inside(name))
-            found += (replace(item, step=step, rank=rank, at=file.written) for item in items(building, file, own))
+            found += (replace(item, step=step, rank=rank, at=file.written, file=name) for item in items(building, file, own))
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
     others = [name for name in place.files if not is_ours(name) and name.lower().endswith(TENSORS)]
@@ -123,8 +124,8 @@ def below(name: str, inner: str) -> str:
 
 
 def add(building: Building, items: Sequence[Named]) -> None:
-    """Add the tensors of one dump as calls."""
-    if is_checkpoint(item.name for item in items):
+    """Add the tensors of one dump as calls. Gradients are often kept under the names of their weights; the dump's name tells."""
+    if is_checkpoint(item.name for item in items) and "grad" not in PurePosixPath(building.path).name.lower():
         add_weights(building, items)
     else:
         add_labels(building, *in_order(items))
