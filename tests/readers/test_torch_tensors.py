@@ -47,6 +47,18 @@ def test_weights_that_differ_are_named_and_equal_ones_are_the_same(tmp_path):
     assert whence.compare(ref, str(tmp_path / "shape.pt")).status == "undecided"
 
 
+def test_a_weight_that_only_one_side_has_is_never_a_pass(tmp_path):
+    state = net().state_dict()
+    torch.save(state, tmp_path / "whole.pt")
+    torch.save({k: v for k, v in state.items() if k != "1.bias"}, tmp_path / "bias.pt")
+    torch.save({k: v for k, v in state.items() if not k.startswith("1.")}, tmp_path / "module.pt")
+    for name, said in {"bias": "1.bias", "module": "1"}.items():
+        for pair in ((name, "whole"), ("whole", name)):
+            result = whence.compare(*(str(tmp_path / f"{side}.pt") for side in pair), min_coverage=0)
+            assert result.status == "undecided", pair
+            assert f"only the {'reference' if pair[0] == 'whole' else 'target'} has {said}" in result.headline
+
+
 def test_gradients_under_the_names_of_weights_may_differ_by_rounding(tmp_path):
     state = net().state_dict()
     for name, scale in {"ref": 1.0, "tgt": 1 + 2**-20}.items():
