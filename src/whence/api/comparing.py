@@ -12,6 +12,7 @@ import msgspec
 from whence import align
 from whence.api.again import Again
 from whence.api.answering import Answer
+from whence.api.checkpoints import complete
 from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
@@ -103,7 +104,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = formed(verdicts, faces)
+        verdicts = complete(formed(verdicts, faces), faces)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
