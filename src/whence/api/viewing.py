@@ -79,8 +79,8 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
     return Shown(
         name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot,
-        step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=_file(run, call, slot, record), source=call.source, not_finite=odd,
-        min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None,
+        step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=_file(run, call, slot, record), source=call.source,
+        min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None, not_finite=odd,
     )  # fmt: skip
 
 

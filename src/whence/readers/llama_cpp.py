@@ -1,4 +1,4 @@
-"""What llama.cpp prints with `llama-eval-callback` (or `--verbose` debug callbacks): one line for every node of the graph, then some values.
+"""What llama.cpp prints with `llama-eval-callback`: a line for every node of the graph, then some of its values.
 
     ggml_debug:   norm-0 = (f32)   RMS_NORM(inp_embd{2048, 4, 1, 1}, }) = {2048, 4, 1, 1}
                                      [
@@ -124,10 +124,10 @@ def _record(building: Building, node: _Node) -> int:
     rows = [text for text in node.lines if not text.startswith("sum")]
     if dtype not in dtypes.DTYPES or not rows:
         return building.tensor(dtype, whole, why="its values are not printed", columns=columns)
-    found = _values(rows)
-    if isinstance(found, str):
-        return building.tensor(dtype, whole, why=found, columns=columns)
-    shown, digits = found
+    read = _values(rows)
+    if isinstance(read, str):
+        return building.tensor(dtype, whole, why=read, columns=columns)
+    shown, digits = read
     axes = max(len(whole), 1)
     if shown.ndim > axes and limits.count(shown.shape[: shown.ndim - axes]) == 1:
         shown = shown.reshape(shown.shape[shown.ndim - axes :])
