@@ -64,6 +64,17 @@ def test_the_gelu_of_block_1_is_named_from_the_command_line(target, capsys, tmp_
     assert "computed by tanh where the reference computes by erf" in text
 
 
+def test_without_the_attribute_the_numbers_tell_that_they_were_bfloat16(tmp_path):
+    for name, source in (("reference", GPU), ("target", XPU)):
+        with h5py.File(source) as old, h5py.File(tmp_path / f"{name}.h5", "w", track_order=True) as new:
+            group = new.create_group("1", track_order=True)
+            for key in old["1"]:
+                group[key] = old["1"][key][()]
+    result = whence.compare(tmp_path / "reference.h5", tmp_path / "target.h5")
+    assert [f.name for f in result.findings] == ["blocks.1.act_fn"]
+    assert "19 tensors stored in float32 hold numbers of bfloat16" in " ".join(result.notes)
+
+
 def test_names_with_and_without_numbers_are_one_run():
     result = whence.compare(XPU, NOIDX)
     assert (result.status, result.unmatched, set(result.counts)) == ("same", 0, {"identical"})

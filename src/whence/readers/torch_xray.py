@@ -18,7 +18,7 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
-from whence.readers.building import Building
+from whence.readers.building import WIDER, Building
 from whence.readers.parts import limits, nesting
 from whence.readers.place import Place
 from whence.records import Run
@@ -109,9 +109,13 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
     """One group. Tensors with one prefix are a call; calls stand in the order in which they ended."""
     size = path.stat().st_size
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
+    unsaid: set[_Call] = set()
     for one in tensors:
         try:
-            record = _record(building, file[one.path], path, name, size)
+            dataset = file[one.path]
+            record = _record(building, dataset, path, name, size)
+            if not _said(dataset) and dataset.dtype.kind == "f":
+                unsaid.add(one.call)
         except _DAMAGE as error:
             record = building.tensor("unknown", (), why=f"{one.path} is damaged: {_short(error)}", file=name)
         calls.setdefault(one.call, {}).setdefault(one.kind, {})[one.name] = record
@@ -124,7 +128,8 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
             handles[place] = building.call(
                 call.scope, op_type=call.cls, rank=rank, step=step, phase=phase, parent=handles.get(parent[place], -1),
                 kind="module" if "input" in slots else "operator" if call.cls else "label",
-                inputs=slots.get("input", {}), outputs=slots.get("output", {}), params=slots.get("param", {}),
+                notes=(WIDER,) if call in unsaid else (), inputs=slots.get("input", {}), outputs=slots.get("output", {}),
+                params=slots.get("param", {}),
             )  # fmt: skip
 
 
