@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from readers.hostile import survives, variants
 
 import whence
+from readers.hostile import survives, variants
 from whence.api import open_run
 from whence.cli import execute
 from whence.errors import ElementsMissing

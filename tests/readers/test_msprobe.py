@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from readers.hostile import survives, variants
 
 import whence
+from readers.hostile import survives, variants
 from whence.api import open_run
 from whence.cli import execute
 from whence.errors import ElementsMissing, UnreadableRun
@@ -222,8 +222,8 @@ def test_modules_hold_what_construct_json_says_and_statistics_are_taken_over(tmp
         "Module.layers.0.Block.backward.0": {"input": [leaf(a)], "output": [leaf(a.astype(np.float64), Mean=None, Norm=None)]},
         "Module.layers.0.fc.Linear.parameters_grad.0": {"weight": [leaf(a)]},
     }  # fmt: skip
-    made = {"Functional.linear.0.forward": "Module.layers.0.fc.Linear.forward.0",
-            "Module.layers.0.fc.Linear.forward.0": ["Module.layers.0.Block.forward.0", 0], "Module.layers.0.Block.forward.0": None}  # fmt: skip
+    block, linear = "Module.layers.0.Block.forward.0", "Module.layers.0.fc.Linear.forward.0"
+    made = {"Functional.linear.0.forward": linear, linear: [block, 0], block: None}
     (tmp_path / "dump.json").write_text(json.dumps({"task": "statistics", "level": "mix", "dump_data_dir": None, "data": data}))
     (tmp_path / "construct.json").write_text(json.dumps(made))
     run = open_run(tmp_path)

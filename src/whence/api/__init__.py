@@ -8,10 +8,10 @@ from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
 from whence.api.labels import record, recording
 from whence.api.patching import locate
-from whence.api.results import compare, face, free_output, load_comparison, load_policy
+from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
 from whence.api.runs import open_run, recover, run_command, scrub, warmup
 
 __all__ = [
     "attach", "capture", "compare", "doctor", "doctor_command", "face", "fault_sites", "free_output", "load_comparison", "load_policy",
-    "locate", "open_run", "planted", "record", "recording", "recover", "run_command", "scrub", "warmup",
+    "locate", "open_run", "planted", "record", "recording", "recover", "run_command", "scrub", "views", "warmup",
 ]  # fmt: skip

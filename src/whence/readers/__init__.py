@@ -14,4 +14,4 @@ from whence.readers.building import GATHERED, UNORDERED, WIDER, Building
 from whence.readers.found import Opened, Reader, known, open_run
 from whence.readers.place import Place
 
-__all__ = ["GATHERED", "WIDER", "UNORDERED", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run"]
+__all__ = ["GATHERED", "UNORDERED", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run"]
