@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -120,7 +119,7 @@ def compare_runs(
     )  # fmt: skip
     return Comparison(
         status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
-        first_difference=answer.first_difference(per_call), counts=dict(Counter(per_call.values())), coverage=coverage,
+        first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
         unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
