@@ -119,7 +119,7 @@ def test_the_norm_with_another_epsilon_is_named_from_the_command_line(capsys, tm
     assert execute(["compare", str(DATA / "reference"), str(DATA / "eps"), "-o", str(tmp_path / "cmp")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAULT              Tensor.__add__   add #4")
-    assert "arguments differ: 1 1e-06 against 0.01" in lines[2]
+    assert "argument 1: 1e-06 against 0.01" in lines[2]
     assert lines[3].split() == ["called", "at", "/src/model.py:14"]
 
 
