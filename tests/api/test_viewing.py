@@ -10,7 +10,7 @@ import whence
 from whence import api, report
 from whence.cli import execute
 from whence.errors import UsageError
-from whence.readers import Building, Opened
+from whence.readers import Building, Opened, known
 
 MSIT = (
     "token_id,data_id,golden_data_path,golden_op_type,golden_dtype,golden_shape,golden_max_value,golden_min_value,golden_mean_value,"
@@ -62,6 +62,41 @@ def test_msit_has_the_files_figures_and_running_numbers():
     assert float(row["max_relative_error"]) == pytest.approx(0.5)
     assert (float(row["cosine_similarity"]), row["cmp_fail_reason"]) == (1.0, "")
     assert float(row["whence_rel_l2"]) == pytest.approx(0.5, rel=1e-5), "ours shows what the cosine hides"
+
+
+def test_msit_holds_what_only_moves_elements_against_itself():
+    target = Building("t", "ge")
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    target.call("a", op_type="Mul", inputs=[target.array(x)], outputs=[target.array(x * 2)])
+    target.call("trans_1", op_type="TransData", inputs=[target.array(x * 2)], outputs=[target.array((x * 2).astype(np.float16))])
+    reference = Building("r", "fx")
+    reference.call("a", op_type="Mul", inputs=[reference.array(x)], outputs=[reference.array(x * 2)])
+    result = whence.compare(Opened(reference.run(), "fx"), Opened(target.run(), "ge"), view=("msit", "torch_xray"))
+    rows = table(result, "msit")
+    assert [r["whence_call"] for r in rows] == ["a.input.0", "a.output.0", "trans_1.input.0"]
+    moved = rows[2]
+    assert (moved["golden_dtype"], moved["my_dtype"], moved["cmp_fail_reason"]) == ("torch.float32", "torch.float16", "")
+    assert 0 < float(moved["max_relative_error"]) <= 2**-11
+    assert len(table(result, "torch_xray")) == 4, "other tools do not"
+
+
+@pytest.mark.shared
+def test_msits_own_report_of_a_graph_is_reproduced(shared, monkeypatch):
+    if not {"ge", "fx"} <= known().keys():
+        pytest.skip("no reader of GE and FX dumps")
+    monkeypatch.chdir(shared / "samples" / "ascend" / "synthetic")
+    ours = table(whence.compare("fx_new", "ge", view="msit"), "msit")
+    with open("expected_msit_ge_fx.csv") as file:
+        theirs = list(csv.DictReader(file))
+    assert len(ours) == len(theirs) == 26
+    # Numbered otherwise; op types are empty there; KL of equal tensors is rounding there; a fused call's inputs are named by their makers.
+    free = {"data_id", "golden_op_type", "my_op_type", "kl_divergence", "golden_data_path"}
+    for mine, row in zip(ours, theirs):
+        assert float(mine["kl_divergence"]) == pytest.approx(float(row["kl_divergence"]), abs=1e-6)
+        for column in row.keys() - free:
+            number = column.endswith(("error", "value", "similarity", "distance")) and row[column]
+            expected = pytest.approx(float(row[column]), rel=1e-6) if number else row[column]
+            assert (float(mine[column]) if number else mine[column]) == expected, (mine["whence_call"], column)
 
 
 def test_what_has_no_partner_has_a_row():
