@@ -197,6 +197,16 @@ def test_faults_are_named_and_rounding_is_not(reference, tmp_path, fault, block)
     assert whence.compare(reference, model(tmp_path / "clean")).status == "same"
 
 
+def test_tensors_against_statistics_and_statistics_against_each_other(reference, tmp_path):
+    figures = model(tmp_path / "figures", noise=0.0, tensors=False)
+    for result in (whence.compare(reference, figures), whence.compare(figures, model(tmp_path / "clean", tensors=False))):
+        assert (result.status, result.evidence, result.findings) == ("same", "statistics", ())
+    for k, fault in enumerate(("eps", "weight")):
+        for base in (reference, figures):
+            result = whence.compare(base, model(tmp_path / f"{fault}{base.name}", tensors=False, **{fault: 2}))
+            assert (result.findings[0].name, result.findings[0].occurrence) == [("Tensor.__add__", 4), ("Functional.linear", 5)][k]
+
+
 def test_steps_ranks_and_processes(tmp_path):
     for step in (2, 10):
         for rank in (0, 3):
