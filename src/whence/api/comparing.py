@@ -25,6 +25,7 @@ from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.api.viewing import viewed
+from whence.api.wholes import put_together
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
 from whence.records import Run, regions
@@ -89,7 +90,7 @@ def compare_runs(
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
         finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
-    faces = Faces(left, right, aligned.plan, options, repeated, tell)
+    faces = Faces(left, right, put_together(aligned.plan, left.calls, right.calls), options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
     otherwise = Otherwise(faces)

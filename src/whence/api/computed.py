@@ -15,6 +15,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.readers import WIDER
 from whence.records import Over, Run
 
 _SAMPLE = 1 << 12  # elements that show how many bits are in use; that the rest holds too is looked up in all
@@ -50,13 +51,13 @@ class Computed(Over):
 
 
 def as_computed(run: Run) -> Run:
-    """The run with its labels in the dtype they were computed in; the run itself where nothing changes.
+    """The run with its labels, and what a dump says no dtype of, in the dtype they were computed in; the run itself where nothing changes.
 
     That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that they use up (`held`). Tensors that
     do not tell (few elements, zeros, powers of two) take what the other labels stored in their dtype were computed in, if it holds
     them; whole numbers stay as they are.
     """
-    labels = dict.fromkeys(r.record for c in run.calls if c.kind == "label" for r in c.refs)
+    labels = dict.fromkeys(r.record for c in run.calls if c.kind == "label" or WIDER in c.notes for r in c.refs)
     kinds: dict[int, str] = {}
     open_: list[int] = []
     for number in labels:

@@ -22,6 +22,8 @@ GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
 UNTOLD = "what it read is not known"
 """The note of a call without inputs in a dump that has them for others: it may depend on all that was made before."""
+WIDER = "the dump does not say in what dtype it was computed"
+"""The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
 
 UNORDERED = "the dump does not say which tensor was made before which"
 """The note of a call whose place among the others means nothing."""
