@@ -297,7 +297,7 @@ class Nearest(msgspec.Struct, frozen=True):
 class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
     """One side of a row of a view: a tensor of a call, with its figures.
 
-    kind: of the call. file: where the dump keeps the tensor, path: the same with the dump's own path before it. not_finite: has it NaN or Inf.
+    kind: of the call. file: where the dump keeps the tensor; path: with the dump's own path before it. not_finite: has it NaN or Inf.
     """
 
     name: str
