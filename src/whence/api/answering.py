@@ -41,6 +41,8 @@ class Answer:
                 measured = [self.faces.measured[s.reference_record, s.target_record] for s in outputs]
                 same = all(m.identical for m in measured)
                 worst[pair.reference] = "identical" if same else "inherited"
+                if same and any(self.faces.partly(s) for s in outputs):
+                    worst[pair.reference] = "undetermined"
             if (
                 outputs
                 and all(self.faces.error(s).value is None for s in outputs)
@@ -82,7 +84,7 @@ class Answer:
         there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
         for ref in there or refs:
             slot = slots.get(ref.slot)
-            if slot is None or self.faces.error(slot).value is None:
+            if slot is None or self.faces.error(slot).value is None or self.faces.partly(slot):
                 # Empty tensors and lone reasons hold nothing that could differ.
                 if slot is not None and (self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)):
                     continue
@@ -105,6 +107,8 @@ class Answer:
         kinds = {v.evidence for v in verdicts}
         if "replay" in kinds:
             return "replay"
+        if kinds and any(r.quantum or r.whole for run in (self.faces.reference, self.faces.target) for r in run.records):
+            return "text"
         for kind in ("statistics", "three-way"):
             if kind in kinds:
                 return kind

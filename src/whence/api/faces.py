@@ -96,17 +96,24 @@ class Faces:
 
     def error(self, slot: SlotPair) -> judge.Error:
         a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        unmasked = self.declaring.error(slot, metrics.measure, judge.coarser(a.dtype, b.dtype))
+        u = judge.roundoff(a, b)
+        unmasked = self.declaring.error(slot, metrics.measure, u)
         if unmasked is not None:
             return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
-        error = judge.error_of(measured, a, b, judge.coarser(a.dtype, b.dtype))
+        error = judge.error_of(measured, a, b, u)
+        if error.exact and self.partly(slot):
+            error = dataclasses.replace(error, exact=False)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)
         if error.u and (at := judge.lone_element(measured)) is not None:
             error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self._again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def partly(self, slot: SlotPair) -> str:
+        """What was not printed of a pair that comes from text, in words; "" when nothing is missing."""
+        return judge.partly(self.reference.records[slot.reference_record], self.target.records[slot.target_record])
 
     def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
         """The error of a mask, each worked out once: all layers share one."""

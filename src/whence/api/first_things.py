@@ -37,7 +37,7 @@ class FirstThings:
                     continue
                 a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
                 error = self.faces.error(slot)
-                limit = max(2 * judge.coarser(a.dtype, b.dtype), judge.LIMITS.spread * error.spread)
+                limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):

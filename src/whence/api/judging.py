@@ -11,6 +11,7 @@ import numpy as np
 
 from whence import align, judge
 from whence.api.again import Again
+from whence.api.blind import Blind
 from whence.api.declaring import Replaying, Semantics
 from whence.api.faces import Faces
 from whence.api.otherwise import Otherwise
@@ -19,6 +20,7 @@ from whence.api.replaying import Replayed, Replayer
 from whence.api.sampling import Sampling
 from whence.api.tapped import Tapped
 from whence.locate import GUILTY
+from whence.readers import GATHERED
 from whence.records import Call, Region
 from whence.results import CallPair, SlotPair, Verdict, severity
 
@@ -43,6 +45,7 @@ class Judging:
         self.locals: dict[int, dict[str, judge.Local]] = {}
         self.quick: set[int] = set()
         self.worst = self._worst_by_step()
+        self.blind = Blind(faces)
         self.inside: dict[int, int] = {}
         self.replayer = None
         if options.replay:
@@ -77,7 +80,8 @@ class Judging:
         leaves = sorted((item for item in paired if item[0].stretch < 0), key=order)
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
-            verdicts[region.call, -1] = self._leaf(index, self.faces.plan.pairs[index])
+            verdict = self._leaf(index, self.faces.plan.pairs[index])
+            verdicts[region.call, -1] = self._unless_partial(verdict, self.faces.slots[index].values())
         self._widen(verdicts)
         for region, index in paired:
             pair = self.faces.plan.pairs[index]
@@ -86,11 +90,12 @@ class Judging:
                     if slot.reference_slot.startswith(("input", "output", "mutated")):
                         self.first.setdefault(slot.reference_record, slot.target_record)
             else:
-                verdict = self._stretch(index, pair, region)
+                between = self._stretch(index, pair, region)
                 call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
-                verdict = self.faces.declaring.stretch(verdict, call, other, list(self.faces.slots[index].values()))
-                if verdict is not None:
-                    verdicts[region.call, region.stretch] = verdict
+                between = self.faces.declaring.stretch(between, call, other, list(self.faces.slots[index].values()))
+                if between is not None:
+                    between = self._where_it_comes_in(between, region)
+                    verdicts[region.call, region.stretch] = self._unless_partial(between, self.faces.slots[index].values())
         self._second_look(verdicts)
         return verdicts
 
@@ -146,6 +151,8 @@ class Judging:
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
         in_errors = [self.faces.error(s) for s in inputs]
+        if not in_errors and call.id in self.blind.before:
+            in_errors = [self.blind.before[call.id]]
         out_errors = [self.faces.error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
@@ -269,6 +276,23 @@ class Judging:
                     "what changed it, backward or an optimiser, was not captured",
                 )  # fmt: skip
         return verdict
+
+    def _where_it_comes_in(self, verdict: Verdict, region: Region) -> Verdict:
+        """The verdict, naming the call that reads what went wrong, where a dump has no code between its calls that could be named."""
+        kids = self.faces.kids.get(region.call, [])
+        if GATHERED not in self.faces.calls[region.call].notes or verdict.where or region.stretch >= len(kids):
+            return verdict
+        reader = self.faces.calls[kids[region.stretch]]
+        return _but_verdict(verdict, where=reader.scope, sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}")
+
+    def _unless_partial(self, verdict: Verdict, slots: Iterable[SlotPair]) -> Verdict:
+        """The verdict, or `undetermined` when it says that all is well and only a part of the outputs was printed."""
+        if verdict.verdict not in ("identical", "noise"):
+            return verdict
+        missing = next((said for s in slots if not s.reference_slot.startswith("param") and (said := self.faces.partly(s))), "")
+        if not missing:
+            return verdict
+        return _but_verdict(verdict, verdict="undetermined", confidence="", score=None, sentence=f"{missing}; in these {verdict.sentence}")
 
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
         """A container's own operators between two children: what the next child reads, or it returns, against all it could see."""

@@ -7,6 +7,7 @@ from whence.judge.local import measure as local
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
+from whence.judge.printed import partly, roundoff
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
@@ -14,7 +15,8 @@ from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between",
-    "coarser", "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
-    "of_unseen", "parameters", "pool", "repeated", "rounded", "steadier", "three_way", "unit_roundoff", "whole", "with_third",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between", "coarser",
+    "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_third", "local", "lone_element",
+    "of_unseen", "parameters", "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way", "unit_roundoff", "whole",
+    "with_third",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Region
@@ -20,14 +20,18 @@ class Judged(NamedTuple):
     downstream: bool
 
 
-def order_and_taint(calls: Sequence[Call], regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict]) -> list[Judged]:
+def order_and_taint(
+    calls: Sequence[Call], regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict], blind: Collection[int] = ()
+) -> list[Judged]:
     """Walk the data flow in execution order and carry guilt along it.
 
     verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a record, is tainted; the
     inputs of the next step of a root are tainted when an output of the step before was (a generated token is chosen from it).
+    blind: calls whose inputs are not known: they may depend on all that their root made before.
     """
     tainted: set[int] = set()
     step_tainted: dict[str, int] = {}
+    root_tainted: set[tuple[int, str]] = set()
     sees_tainted: set[int] = set()  # containers: what one stretch sees, those after it see too
     out: list[Judged] = []
     for region in regions:
@@ -39,12 +43,15 @@ def order_and_taint(calls: Sequence[Call], regions: Sequence[Region], verdicts: 
         since = step_tainted.get(call.root)
         if since is not None and call.step > since:
             downstream = True
+        if call.id in blind and (call.rank, call.root) in root_tainted:
+            downstream = True
         if verdict is not None:
             out.append(Judged(region, verdict, downstream))
         if downstream or (verdict is not None and verdict.verdict in GUILTY and verdict.confidence in ("certain", "likely")):
             # Parameters are shared by every step: reading a wrong one taints what is written, not the parameter.
             tainted.update(region.outputs)
             step_tainted.setdefault(call.root, call.step)
+            root_tainted.add((call.rank, call.root))
     return out
 
 

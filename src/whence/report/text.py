@@ -135,7 +135,8 @@ def _evidence(result: Comparison) -> Iterator[str]:
         rest = "" if c.replayed >= c.paired + c.inside else f", {_beside(result)}two dumps for the rest"
         yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
     elif result.evidence:
-        blind = _BLIND.get(result.evidence, "") if result.status == "same" and set(result.counts) != {"identical"} else ""
+        hides = result.evidence == "text" or set(result.counts) != {"identical"}
+        blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
         yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
 
 

@@ -1,0 +1,49 @@
+"""Calls of which a dump holds the outputs only: hooks that print what an operator made, arrays recorded under a name.
+
+Nothing says what came in there. It cannot have been better than the worst of what was made before, so that is what such a call is
+held against; and it may depend on all of it.
+"""
+
+from __future__ import annotations
+
+from whence import judge
+from whence.api.faces import Faces
+from whence.records import Run
+
+_NOTHING = judge.Error(0.0, exact=True)
+
+
+class Blind:
+    """Paired calls of the reference whose inputs at least one run does not tell. before: by call, the largest error ahead of it."""
+
+    def __init__(self, faces: Faces) -> None:
+        outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
+        self.before: dict[int, judge.Error] = {}
+        worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
+        earlier: dict[tuple[int, str, str], judge.Error] = {}  # up to the call of this name, in steps before
+        step: dict[tuple[int, str], int] = {}
+        for call in sorted(faces.calls, key=lambda c: c.order):
+            index = faces.pair_of.get(call.id)
+            if index is None or not call.leaf:
+                continue
+            whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
+            if step.get(whole) != call.step:
+                step[whole], worst[whole] = call.step, _NOTHING
+            if (call.kind == "label" or outputs_only) and not call.slots("input"):
+                self.before[call.id] = _worse(worst[whole], earlier.get(name, _NOTHING))
+            for slot in faces.slots[index].values():
+                if slot.reference_slot.startswith(("output", "mutated")):
+                    worst[whole] = _worse(worst[whole], faces.error(slot))
+            earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
+
+
+def _worse(one: judge.Error, other: judge.Error) -> judge.Error:
+    """The larger of two errors."""
+    if other.value is None or other.value <= (one.value or 0.0):
+        return one
+    return judge.Error(other.value, other.evidence, u=other.u, lone=other.lone)
+
+
+def _outputs_only(run: Run) -> bool:
+    """Does no operator of this run have an input?"""
+    return not any(call.leaf and call.slots("input") for call in run.calls)

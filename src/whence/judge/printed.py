@@ -1,0 +1,32 @@
+"""What printed text keeps of a tensor: its leading digits, and often only the elements at its edges."""
+
+from __future__ import annotations
+
+import math
+
+from whence.judge.limits import coarser
+from whence.records import Record
+
+
+def roundoff(reference: Record, target: Record) -> float:
+    """Unit roundoff of a pair: that of the coarser dtype, or of the coarser print (half a last digit over the root mean square).
+
+    0 when either dtype is an exact kind.
+    """
+    u = coarser(reference.dtype, target.dtype)
+    return max(u, _of_print(reference), _of_print(target)) if u else 0.0
+
+
+def _of_print(record: Record) -> float:
+    figures = record.statistics
+    if not record.quantum or figures is None or not figures.norm:
+        return 0.0
+    return record.quantum / 2 / (figures.norm / math.sqrt(figures.count))
+
+
+def partly(reference: Record, target: Record) -> str:
+    """What is missing of a pair of which only a part was printed, in words; "" when all of it is there."""
+    shown = next((r for r in (reference, target) if r.whole), None)
+    if shown is None:
+        return ""
+    return f"{shown.count} of {math.prod(shown.whole)} elements were printed"
