@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from whence.errors import UnreadableRun
 from whence.readers.building import Building
-from whence.readers.parts import ge_file, npy_file
+from whence.readers.parts import ge_file, npy_tensors
 from whence.readers.parts.ge_graphs import Origins, Texts, is_graph
 from whence.readers.place import Place
 from whence.records import Run
@@ -126,7 +126,7 @@ def _call(place: Place, building: Building, one: _Found, origins: Origins) -> No
     if one.converted:
         for slot, file in sorted(one.converted.items(), key=lambda s: int(s[0].partition(".")[2])):
             kind, _, k = slot.partition(".")
-            slots[kind][k] = npy_file.add(building, place, file)
+            slots[kind][k] = npy_tensors.add(building, place, file)
     else:
         try:
             dumped = ge_file.read(place.inside(one.file))
