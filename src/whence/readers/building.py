@@ -21,6 +21,9 @@ _NO_PROGRAM = "a dump has no program"
 GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
 
+UNORDERED = "the dump does not say which tensor was made before which"
+"""The note of a call whose place among the others means nothing."""
+
 
 class Building:
     """A run in the making.

@@ -8,9 +8,7 @@ the documentation of pickletools.
 
 from __future__ import annotations
 
-import io
 import pickletools
-import zipfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +21,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.parts import limits
-
-Bytes = npt.NDArray[np.uint8]
+from whence.readers.parts.stored import Bytes, File
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
@@ -126,8 +123,8 @@ def load(source: Path | bytes, name: str = "") -> Any:
     source: a file, or its bytes. name: to call it in errors. Raises UnreadableRun when it is no such file, or is damaged where the
     damage is not that of one tensor.
     """
-    file = _File(source, name or (str(source) if isinstance(source, Path) else "the data"))
-    head = bytes(file.part(0, min(4096, file.size)))
+    file = File(source, name)
+    head = file.head(4096)
     try:
         if head.startswith(b"PK"):
             return _from_zip(file)
@@ -192,44 +189,16 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-class _File:
-    """A file, or bytes, of which parts are asked for."""
-
-    def __init__(self, source: Path | bytes, name: str) -> None:
-        self.source, self.name = source, name
-        try:
-            self.size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        except OSError as error:
-            raise UnreadableRun(f"cannot read {name}: {error.strerror or error}") from error
-
-    def part(self, start: int, nbytes: int) -> Bytes:
-        """Bytes of the file, memory-mapped. Raises ElementsMissing when there are not as many."""
-        if start < 0 or nbytes < 0 or start + nbytes > self.size:
-            raise ElementsMissing(f"{self.name} has {self.size} bytes; {nbytes} from byte {start} on are wanted")
-        if not nbytes:
-            return np.empty(0, np.uint8)
-        if isinstance(self.source, bytes):
-            return np.frombuffer(self.source, np.uint8, nbytes, start)
-        try:
-            return np.memmap(self.source, np.uint8, "r", start, (nbytes,))
-        except (OSError, ValueError) as error:
-            raise ElementsMissing(f"cannot read {self.name}: {error}") from error
-
-    def open(self) -> io.BytesIO | Path:
-        return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
-
-
 # ---- the three containers
 
 
-def _from_zip(file: _File) -> Any:
-    with zipfile.ZipFile(file.open()) as archive:
-        entries = {info.filename: info for info in archive.infolist()}
-        prefix = next((name[: -len("data.pkl")] for name in entries if name in ("data.pkl", f"{name.split('/')[0]}/data.pkl")), None)
-        if prefix is None:
-            raise UnreadableRun(f"{file.name} is a zip archive without data.pkl, not one of torch.save")
-        order = _entry(file, entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
-        pickled = _entry(file, entries[f"{prefix}data.pkl"])
+def _from_zip(file: File) -> Any:
+    entries = file.entries()
+    prefix = next((name[: -len("data.pkl")] for name in entries if name in ("data.pkl", f"{name.split('/')[0]}/data.pkl")), None)
+    if prefix is None:
+        raise UnreadableRun(f"{file.name} is a zip archive without data.pkl, not one of torch.save")
+    order = file.entry(entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
+    pickled = file.entry(entries[f"{prefix}data.pkl"])
     is_big = bytes(order).strip() == b"big"
 
     def storage(pid: Any) -> Storage:
@@ -241,34 +210,14 @@ def _from_zip(file: _File) -> Any:
         def read() -> Bytes:
             if found is None:
                 raise ElementsMissing(f"{file.name} has no storage {key!r}")
-            return _entry(file, found)
+            return file.entry(found)
 
         return Storage(key, _storage_dtype(kind), read, is_big)
 
-    return _Machine(_File(bytes(pickled), f"{file.name}: data.pkl"), file.name, storage).run(0)[0]
+    return _Machine(File(bytes(pickled), f"{file.name}: data.pkl"), file.name, storage).run(0)[0]
 
 
-def _entry(file: _File, info: zipfile.ZipInfo) -> Bytes:
-    """The bytes of one entry: in place where it is stored, unpacked within bounds where it is deflated. Raises ElementsMissing."""
-    if info.flag_bits & 1:
-        raise ElementsMissing(f"{file.name}: {info.filename} is encrypted")
-    if info.compress_type == zipfile.ZIP_STORED:
-        if info.compress_size != info.file_size:
-            raise ElementsMissing(f"{file.name}: {info.filename} is stored with two sizes")
-        head = bytes(file.part(info.header_offset, 30))
-        if head[:4] != b"PK\x03\x04":
-            raise ElementsMissing(f"{file.name}: {info.filename} does not lie where the archive says")
-        start = info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-        return file.part(start, info.file_size)
-    try:
-        limits.unpacked(info.file_size, min(info.compress_size, file.size), f"{file.name}: {info.filename}")
-        with zipfile.ZipFile(file.open()) as archive, archive.open(info) as packed:
-            return np.frombuffer(packed.read(info.file_size), np.uint8)
-    except Exception as error:  # a damaged entry costs what is in it
-        raise ElementsMissing(f"{file.name}: {info.filename} cannot be unpacked: {error}") from error
-
-
-def _from_sequence(file: _File) -> Any:
+def _from_sequence(file: File) -> Any:
     """Magic, protocol, system, object, keys of storages, then each of them: a count of elements and the elements, little endian."""
     sizes: dict[str, int] = {}
     starts: dict[str, tuple[int, int]] = {}
@@ -344,7 +293,7 @@ class _Mark:
 class _Machine:
     """Follows one pickle. storage: what a persistent id stands for."""
 
-    def __init__(self, file: _File, name: str, storage: Callable[[Any], Any]) -> None:
+    def __init__(self, file: File, name: str, storage: Callable[[Any], Any]) -> None:
         self.file, self.name, self.storage = file, name or file.name, storage
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -459,7 +408,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 class _Stream:
     """What pickletools reads from: never more than asked for, and no endless lines."""
 
-    def __init__(self, file: _File, start: int) -> None:
+    def __init__(self, file: File, start: int) -> None:
         self.place, self._data = start, file.part(0, file.size)
 
     def read(self, n: int) -> bytes:
