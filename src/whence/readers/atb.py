@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,18 @@ ORDER = 30
 _FILE = re.compile(r"(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.IGNORECASE)
 _OPERATION = re.compile(r"(\d{1,9})_([A-Za-z]\w*)$")
 _LINK = re.compile(r"((?:\d{1,9}_)+)(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.IGNORECASE)
+_WEIGHT_NAME = re.compile(r"_(weight_\d+)$")
 _TOPOLOGY = re.compile(r"(?:^|/)(?:model|layer)/(?:[^/]+/)?[^/]+\.json$")
 _LINKS = 16  # from file to file
+# Which inputs of an operator are weights, where no topology says so and they are the same in all tokens.
+_WEIGHTS = {
+    "LinearOperation": {1: "weight", 2: "bias"},
+    "LinearParallelOperation": {1: "weight", 2: "bias"},
+    "RmsNormOperation": {1: "weight"},
+    "LayerNormOperation": {1: "weight", 2: "bias"},
+    "GatherOperation": {0: "weight"},
+}
+_LOOK_BYTES = 4096  # of each end of a tensor: what stands for its content where only sameness over tokens is asked
 _TRIED = 8
 
 
@@ -116,13 +127,13 @@ def _step(
         mutated: dict[str, int] = {}
         tensors = sorted(operators[where], key=lambda t: (t.kind, t.number, t.when != "before"))
         for tensor in tensors:
-            name = node.inputs[tensor.number] if node is not None and tensor.kind == "in" and tensor.number < len(node.inputs) else ""
+            weight = files.weight(where, tensor, node) if tensor.kind == "in" else ""
             slot, record = str(tensor.number), files.record(tensor.file)
             if tensor.kind == "out":
                 if slot not in outputs or tensor.when != "before":  # before it ran, there is nothing in it
                     outputs[slot] = record
-            elif re.search(r"_weight_\d+$", name):
-                params.setdefault(slot, record)
+            elif weight:
+                params.setdefault(weight, record)
             elif slot not in inputs:
                 inputs[slot] = record
             elif files.differ(inputs[slot], record):
@@ -209,6 +220,11 @@ def _has_both(operators: dict[_Where, list[_Tensor]], heads: list[tuple[int, int
     return any(len(found) == 2 for found in seen.values())
 
 
+def _id(path: tuple[tuple[int, str], ...]) -> str:
+    """An operator's number, "3_1" for the second one in the fourth."""
+    return "_".join(str(index) for index, _ in path)
+
+
 class _Files:
     """The tensor files of a dump as records; a file that refers to another is the same record."""
 
@@ -218,9 +234,11 @@ class _Files:
         self._stored: dict[int, tuple[Path, atb_file.Stored]] = {}
         self._by_id: dict[tuple[str, str, str, str, int], str] = {}
         for where, tensors in (operators or {}).items():
-            number = "_".join(str(index) for index, _ in where.path)
             for t in sorted(tensors, key=lambda t: t.when == "after"):
-                self._by_id[where.process, where.token, number, t.kind, t.number] = t.file
+                self._by_id[where.process, where.token, _id(where.path), t.kind, t.number] = t.file
+        self._tokens = sorted({where.token for where in operators or {}})
+        self._outputs: dict[tuple[str, str], set[Hashable]] = {}
+        self._looks: dict[str, Hashable | None] = {}
         self._owner = {t.file: where for where, tensors in (operators or {}).items() for t in tensors}
 
     def record(self, name: str, depth: int = 0) -> int:
@@ -260,6 +278,43 @@ class _Files:
         if not found or where is None:
             return ""
         return self._by_id.get((where.process, where.token, found[1].rstrip("_"), found[2].lower(), int(found[3])), "")
+
+    def weight(self, where: _Where, tensor: _Tensor, node: atb_topology.Operation | None) -> str:
+        """The name of the weight that an input is; "" for one that is none."""
+        usual = _WEIGHTS.get(where.path[-1][1], {}).get(tensor.number, "")
+        if node is not None and tensor.number < len(node.inputs):
+            found = _WEIGHT_NAME.search(node.inputs[tensor.number])
+            return (usual or found[1]) if found else ""
+        if not usual or self._look(tensor.file) in self._made(where):
+            return ""
+        again = {
+            self._look(file)
+            for token in self._tokens
+            if (file := self._by_id.get((where.process, token, _id(where.path), "in", tensor.number))) is not None
+        }
+        return usual if len(again) == 1 and None not in again else ""
+
+    def _made(self, where: _Where) -> set[Hashable]:
+        """What the operators of a token made."""
+        key = where.process, where.token
+        if key not in self._outputs:
+            files = [f for (p, t, _, kind, _), f in self._by_id.items() if (p, t) == key and kind == "out"]
+            self._outputs[key] = {self._look(f) for f in files}
+        return self._outputs[key]
+
+    def _look(self, name: str) -> Hashable | None:
+        """What stands for the content of a file's tensor."""
+        if name not in self._looks:
+            found = self._stored.get(self.record(name))
+            self._looks[name] = None
+            if found is not None and not found[1].why:
+                path, stored = found
+                with path.open("rb") as file:
+                    file.seek(stored.start)
+                    head = file.read(min(stored.nbytes, _LOOK_BYTES))
+                    file.seek(stored.start + max(stored.nbytes - _LOOK_BYTES, 0))
+                    self._looks[name] = stored.type.name, stored.dims, head, file.read(min(stored.nbytes, _LOOK_BYTES))
+        return self._looks[name]
 
     def differ(self, one: int, other: int) -> bool:
         """Does a tensor hold something else after the operator ran than before it?"""
