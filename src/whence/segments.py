@@ -6,6 +6,7 @@ wrong where one name begins another (`Add`, `Add_1`, `Add_1_0`): every way is tr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
 
 _WAYS = 1000  # of cutting one name; the rest is not looked at
@@ -17,8 +18,8 @@ def segments(name: str, among: Collection[str], feeds: Callable[[str, str], bool
     """The names of `among` that `name` is made of, in order; () when it is made of none, of one only, or of several in ways that fit
     equally well.
 
-    feeds: does the second read what the first makes? A way fits when every member is joined to those before it; it fits best when
-    each feeds the next.
+    feeds: does the second read what the first makes? A way fits when its members hang together; it fits best when each feeds the
+    next.
     """
     lengths = sorted({len(n) for n in among if n and len(n) < len(name)}, reverse=True)
     names = among if isinstance(among, (set, frozenset, dict)) else set(among)
@@ -37,8 +38,8 @@ def segments(name: str, among: Collection[str], feeds: Callable[[str, str], bool
             end = place + length
             if end in ends and len(part) == length and part in names and part not in members:
                 stack.append((end, (*members, part)))
-    chained = [way for way in found if len(way) >= _LEAST and all(feeds(a, b) for a, b in zip(way, way[1:]))]
-    joined = chained or [way for way in found if len(way) >= _LEAST and all(_tied(way[:k], way[k], feeds) for k in range(1, len(way)))]
+    chained = [way for way in found if len(way) >= _LEAST and all(feeds(a, b) for a, b in itertools.pairwise(way))]
+    joined = chained or [way for way in found if len(way) >= _LEAST and _connected(way, feeds)]
     return joined[0] if len(joined) == 1 else ()
 
 
@@ -51,5 +52,12 @@ def _ends(name: str, names: Collection[str], lengths: list[int]) -> set[int]:
     return good
 
 
-def _tied(before: tuple[str, ...], one: str, feeds: Callable[[str, str], bool]) -> bool:
-    return any(feeds(b, one) or feeds(one, b) for b in before)
+def _connected(way: tuple[str, ...], feeds: Callable[[str, str], bool]) -> bool:
+    """Does every member hang together with the others?"""
+    reached, todo = {way[0]}, [way[0]]
+    while todo:
+        one = todo.pop()
+        near = [b for b in way if b not in reached and (feeds(one, b) or feeds(b, one))]
+        reached.update(near)
+        todo += near
+    return len(reached) == len(way)

@@ -11,8 +11,8 @@ ACL = {
     "float64": 11, "bool": 12, "complex64": 16, "complex128": 17, "bfloat16": 27,
 }  # fmt: skip
 GE = {
-    "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7, "int64": 8, "uint32": 9, "uint64": 10, "bool": 11,
-    "float64": 12, "complex64": 16, "complex128": 17, "bfloat16": 27, "float8_e5m2": 34, "float8_e4m3fn": 35,
+    "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7, "int64": 8, "uint32": 9, "uint64": 10,
+    "bool": 11, "float64": 12, "complex64": 16, "complex128": 17, "bfloat16": 27, "float8_e5m2": 34, "float8_e4m3fn": 35,
 }  # fmt: skip
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -15,7 +15,8 @@ from whence.readers import Place, ge, open_run
 from whence.readers.parts.graph_text import graphs
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
-FILE = "Add.Add_1.4.6.1706596912161941"
+TIME = 1706596912161941
+FILE = f"Add.Add_1.4.6.{TIME}"
 
 
 def arrays(run):
@@ -33,7 +34,12 @@ def one(tmp_path, *, inputs=(), outputs=(), name=FILE, **how):
 def test_inputs_lie_before_outputs_though_their_fields_come_later(tmp_path):
     rng = np.random.default_rng(0)
     a, b, c = (rng.normal(size=(3, n)).astype(np.float32) for n in (2, 5, 4))
-    run = one(tmp_path, inputs=[af.plain("input", a), af.plain("input", b, packed=False)], outputs=[af.plain("output", c)], name="X.y.z.4.6.1706596912161941")
+    run = one(
+        tmp_path,
+        inputs=[af.plain("input", a), af.plain("input", b, packed=False)],
+        outputs=[af.plain("output", c)],
+        name="X.y.z.4.6.1706596912161941",
+    )
     found = arrays(run)
     assert run.calls[0].scope == "y.z"
     assert run.calls[0].op_type == "X"
@@ -300,7 +306,8 @@ def test_a_graph_that_cannot_be_read_is_told_and_the_tensors_are_there(tmp_path)
 def test_graph_text_with_marks_in_strings(tmp_path):
     path = tmp_path / "dynamo_original_graph_1_rank_0_x.txt"
     path.write_text(
-        'name: "g" # {\nop { name: "a: { b" type: "T\\"\\n\\101" input: "p:3" input: "c:-1" attr { key: "k" value { list { i: [1, 2] s: \'x\' } } }\n'
+        'name: "g" # {\nop { name: "a: { b" type: "T\\"\\n\\101" input: "p:3" input: "c:-1"\n'
+        "attr { key: \"k\" value { list { i: [1, 2] s: 'x' } } }\n"
         'output_desc { attr < key: "_fx_tensor_name" value { s: "mm-aten" ".mm.default.OUTPUT.0" } > } }'
     )
     (graph,) = graphs(path)
@@ -313,14 +320,17 @@ def test_operators_of_one_fx_node_share_its_name_and_inputs_of_the_graph_have_no
     path.write_text(
         'op { name: "d" type: "Data" } op { name: "c" type: "Cast" input: "d:0" } op { name: "s" type: "Softmax" input: "c:0" }'
         'op { name: "e" type: "Cast" input: "s:0" output_desc { attr { key: "_fx_tensor_name" value { s: "softmax-aten.x.OUTPUT.0" } } } }'
-        'op { name: "f" type: "Add" input: "e:0" input: "n:0" output_desc { attr { key: "_fx_tensor_name" value { s: "add-aten.x.OUTPUT.0" } } } }'
+        'op { name: "f" type: "Add" input: "e:0" input: "n:0"'
+        'output_desc { attr { key: "_fx_tensor_name" value { s: "add-aten.x.OUTPUT.0" } } } }'
         'op { name: "n" type: "Neg" input: "n:0" }'
     )
     (graph,) = graphs(path)
     assert graph.fx_names == {"c": "softmax", "s": "softmax", "e": "softmax", "f": "add"}
 
 
-@pytest.mark.parametrize("name", ["MatMulV2.MatMul.45.6.1706596912161951", "dynamo_original_graph_1_rank_0_pid_421214_ts_20251010083825327878.txt"])
+@pytest.mark.parametrize(
+    "name", ["MatMulV2.MatMul.45.6.1706596912161951", "dynamo_original_graph_1_rank_0_pid_421214_ts_20251010083825327878.txt"]
+)
 def test_hostile(tmp_path, name):
     sample = tmp_path / "sample"
     shutil.copytree(DATA / "ge", sample)

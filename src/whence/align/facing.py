@@ -9,6 +9,7 @@ import msgspec
 
 from whence.align import mapped
 from whence.align.calls import fused as apart
+from whence.align.calls import moves
 from whence.align.calls.plan import plan
 from whence.align.derived import Derived, stated, worded
 from whence.align.labels import tensors
@@ -56,7 +57,7 @@ def align(
     reference, target = faced.reference, faced.target
     together = apart.Fused(reference, target)
     if match in ("auto", "names"):
-        together = apart.joined(reference, target)
+        together = moves.faced(apart.joined(reference, target))
         reference, target = together.reference, together.target
     found = plan(reference, target, match, together.faced)
     if chart is not None:

@@ -191,7 +191,7 @@ def _steps(operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Mod
     named = any(w.token == "start" for w in operators)
     whole = [m for m in models if len(m.nodes) > 1 or len(models) == 2]
     heads = [(m.first, m.first + len(m.nodes)) for m in whole]
-    apart = len({h for h in heads}) == 2 and len(heads) == 2 and (heads[0][1] <= heads[1][0])
+    apart = len(set(heads)) == 2 and len(heads) == 2 and (heads[0][1] <= heads[1][0])
     if not named and not (apart and _has_both(operators, heads)):
         return {w: int(w.token) if w.token.isdecimal() else 0 for w in operators}
     later = sorted(t for t in tokens if t > 0 or named)

@@ -160,13 +160,13 @@ def _tensor(place: Place, building: Building, one: _Found, held: ge_file.Held) -
 
 def _found(place: Place, building: Building) -> Iterator[_Found]:
     if not place.is_folder:
-        name = named(place.path.name) or Name("", place.path.name, 0, 0)
-        yield _Found(_Where(0, "model", -1, 0), name, place.path.name, {})
+        alone = named(place.path.name) or Name("", place.path.name, 0, 0)
+        yield _Found(_Where(0, "model", -1, 0), alone, place.path.name, {})
         return
     above = place.path.absolute().parts[-_ABOVE:]
-    ranks = Ranks()
     mapped: dict[str, dict[str, str]] = {}
     converted: dict[tuple[str, str], dict[str, str]] = {}
+    name: Name | None
     for file in place.files:
         folder, _, last = file.rpartition("/")
         npy = _CONVERTED.match(last)
@@ -182,28 +182,21 @@ def _found(place: Place, building: Building) -> Iterator[_Found]:
                 building.note("error", f"{file} is in no mapping.csv beside it, so nobody knows which operator it is")
                 name = Name("", last, 0, int(last[:16]))
         if name is not None:
-            yield _Found(_where((*above, *filter(None, folder.split("/"))), ranks), name, file, {})
+            yield _Found(_where((*above, *filter(None, folder.split("/")))), name, file, {})
     for (folder, base), files in converted.items():
         name = named(base)
         assert name is not None
-        yield _Found(_where((*above, *filter(None, folder.split("/"))), ranks), name, "", files)
+        yield _Found(_where((*above, *filter(None, folder.split("/")))), name, "", files)
 
 
-class Ranks:
-    """Numbers for devices where no folder says the rank: the device's own."""
-
-    def __call__(self, device: str) -> int:
-        return int(device) if device.isdecimal() and len(device) < 6 else 0
-
-
-def _where(parts: tuple[str, ...], ranks: Ranks) -> _Where:
-    """What the folders above a file say."""
+def _where(parts: tuple[str, ...]) -> _Where:
+    """What the folders above a file say. Where none says the rank, it is the number of the device."""
     rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), -1)
     at = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
     inner = parts[at + 1 :] if at >= 0 else ()
     graph = next((m for p in reversed(parts) if (m := _GRAPH.match(p))), None)
     if rank < 0:
-        rank = ranks(inner[0]) if len(inner) > 1 else 0
+        rank = int(inner[0]) if len(inner) > 1 and inner[0].isdecimal() and len(inner[0]) < 6 else 0
     step = int(parts[-1]) if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 and (at < 0 or len(inner) > 1) else 0
     return _Where(rank, f"graph_{graph[1]}" if graph else "model", int(graph[1]) if graph else -1, step)
 

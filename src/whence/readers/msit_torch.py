@@ -209,7 +209,7 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
 
 
 def _slot(kind: str, places: str) -> str:
-    """"output" of a module that returns one tensor is its place 0; nested ones keep all their places."""
+    """ "output" of a module that returns one tensor is its place 0; nested ones keep all their places."""
     return f"{kind}.{places[1:].replace('_', '.') or '0'}"
 
 

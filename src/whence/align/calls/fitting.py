@@ -11,6 +11,8 @@ from whence.align.calls.slots import face
 from whence.records import Call, Record, Ref, Run
 from whence.results import SlotPair
 
+_MOST = 250_000  # ways to look at
+
 
 def fitted(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[SlotPair], list[str], list[str]]:
     """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives them.
@@ -48,7 +50,9 @@ def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
 
 
 def _in_order(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[int, int]]:
-    """The pairs, in order on both sides, that agree best in all."""
+    """The pairs, in order on both sides, that agree best in all; the k-th with the k-th where that is too much to search."""
+    if len(ours) * len(theirs) > _MOST:
+        return [(k, k) for k in range(min(len(ours), len(theirs))) if _worth(ours[k], theirs[k])]
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in range(len(ours) - 1, -1, -1):
         for j in range(len(theirs) - 1, -1, -1):

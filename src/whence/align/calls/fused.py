@@ -153,11 +153,10 @@ def _concatenated(reference: Run, target: Run) -> bool:
 def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, list[Call]], other: Run) -> None:
     """Give calls without origins, whose name the other side does not know, the names that theirs is made of."""
     made = {name: {r.record for c in found for r in c.slots("output")} for name, found in across.items()}
-    contents = {name: {_content(other, r) for r in made[name]} - {None} for name in made}
+    contents = {name: {_content(other, r) for r in made[name]} for name in made}
 
     def feeds(one: str, two: str) -> bool:
-        reads = [r.record for c in across[two] for r in c.slots("input")]
-        return any(r in made[one] or _content(other, r) in contents[one] for r in reads)
+        return any(_content(other, r.record) in contents[one] for c in across[two] for r in c.slots("input"))
 
     free = {name for name in across if name not in names}
     for call in list(calls):
@@ -172,34 +171,35 @@ def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, 
                 del names[call.scope]
 
 
-def _content(run: Run, record: int) -> Hashable | None:
+def _content(run: Run, record: int) -> Hashable:
+    """What a record holds; the record itself where that is not known."""
     found = run.records[record]
-    return (found.hash, found.dtype, found.shape) if found.hash else None
+    return (found.hash, found.dtype, found.shape) if found.hash else record
 
 
 def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
     """(the run with every group of several calls as one, the call that stands for each group; -1 where it cannot be joined)."""
     heads: dict[int, int] = {}  # last member -> group
-    member_of: dict[int, int] = {}
+    member_of: set[int] = set()
     for number, group in enumerate(groups):
         fits = len(group) <= _MOST and len({run.calls[k].parent for k in group}) == 1
         if len(group) > 1 and fits:
             heads[group[-1]] = number
-            member_of.update(dict.fromkeys(group, number))
+            member_of.update(group)
     if not heads:
         return run, [g[0] if len(g) == 1 else -1 for g in groups]
     begun: list[Call] = []  # in the order of beginning; ids as they were, those of joined calls behind all
     first = len(run.calls)
     for call in sorted(run.calls, key=lambda c: c.order):
-        number = member_of.get(call.id)
-        if number is None:
+        if call.id not in member_of:
             begun.append(call)
         elif call.id in heads:
+            number = heads[call.id]
             members = [run.calls[k] for k in groups[number]]
             whole = _whole(run, members, first + number)
             begun.append(whole)
             begun += (msgspec.structs.replace(m, parent=whole.id, notes=(*m.notes, NOT_SELECTED)) for m in members)
-    calls, at = _renumbered(begun)
+    calls, at = renumbered(begun)
     placed = [at[first + n] if n in heads.values() else at[g[0]] if len(g) == 1 else -1 for n, g in enumerate(groups)]
     return Derived(run, (), (), calls), placed
 
@@ -212,17 +212,18 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     read: set[Hashable] = set()
     for call in members:
         for ref in call.refs:
-            same = _content(run, ref.record) or ref.record
+            same = _content(run, ref.record)
             if ref.slot.startswith("input"):
                 read.add(same)
                 if same not in made:
                     inputs[ref.record] = None
             elif ref.slot.startswith("param"):
                 params[ref.record] = None
-        made.update(_content(run, r.record) or r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
+        made.update(_content(run, r.record) for r in call.refs if r.slot.startswith(("output", "mutated")))
     last = members[-1].slots("output")
-    ends = [r for c in members[:-1] for r in c.slots("output") if (_content(run, r.record) or r.record) not in read]
+    ends = [r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read]
     outputs = dict.fromkeys(r.record for r in (*last, *ends))
+    kept = {(_kind(r), r.record): c.files[r.slot] for c in reversed(members) for r in c.refs if r.slot in c.files}
     refs = [Ref(f"input.{k}", r) for k, r in enumerate(inputs)] + [Ref(f"param.{k}", r) for k, r in enumerate(params)]
     refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
     names = [c.scope for c in members]
@@ -230,10 +231,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     return msgspec.structs.replace(
         members[-1], id=number, scope=_called(names), op="", occurrence=0, op_type=_called([c.op_type for c in members]), refs=tuple(refs),
         leaf=False, arguments={}, origins=origins, notes=(f"{_listed(names)} taken together",),
+        files={r.slot: kept[_kind(r), r.record] for r in refs if (_kind(r), r.record) in kept},
     )  # fmt: skip
 
 
-def _renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
+def _kind(ref: Ref) -> str:
+    return ref.slot.partition(".")[0]
+
+
+def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
     """The calls of a tree with ids in the order of ending. begun: in the order of beginning. Returns old id -> new as well."""
     below: dict[int, list[Call]] = defaultdict(list)
     for call in begun:

@@ -1,6 +1,7 @@
 """Decides which call of the reference faces which call of the target, from names and metadata alone. Reads no tensor data.
 
-Rules by falling strictness: "original operators" (both say that they carry out the same ones), "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
+Rules by falling strictness: "original operators" (both say that they carry out the same ones), "exact key" (rank, root, step, micro,
+phase, scope, op, occurrence all equal), "normalised name"
 (wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a word more), "order" (the calls
 that paired calls make, aligned in the order in which they ran), "data flow" (what it reads and who reads it are partners),
 "content" (parameters or outputs that no other call has). What no rule pairs is listed as unmatched, what several candidates fit

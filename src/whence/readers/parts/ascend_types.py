@@ -100,11 +100,13 @@ def decoded(kind: Type, data: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _unpacked(kind: Type, data: Array, count: int) -> Array:
-    bits = np.unpackbits(data, bitorder="little")[: count * kind.bits].reshape(count, kind.bits)
-    codes = (bits << np.arange(kind.bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
+    bits = np.unpackbits(data.view(np.uint8), bitorder="little")[: count * kind.bits].reshape(count, kind.bits)
+    codes: Array = (bits << np.arange(kind.bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
     if kind.name in _SMALL_FLOATS:
-        return codes.view(_SMALL_FLOATS[kind.name]).astype(ml_dtypes.bfloat16)
+        small: Array = codes.view(_SMALL_FLOATS[kind.name]).astype(ml_dtypes.bfloat16)
+        return small
     if kind.name.startswith("u"):
         return codes
-    sign = np.uint8(1 << (kind.bits - 1))
-    return ((codes ^ sign).astype(np.int8) - np.int8(sign)).astype(np.int8)
+    sign = 1 << (kind.bits - 1)
+    signed: Array = ((codes.astype(np.int16) ^ sign) - sign).astype(np.int8)
+    return signed

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, UnreadableRun
+from whence.errors import UnreadableRun
 from whence.readers.parts import ascend_layouts, ascend_types, limits, protobuf
 
 _NANO = b"\x5a\x5a\x5a\x5a"
@@ -70,8 +70,7 @@ def recognised(head: bytes, size: int) -> bool:
         if (number, kind) not in {(1, 2), (2, 0), (3, 2), (4, 2), (6, 2)}:
             return False
         if kind == protobuf.BYTES:
-            inner, _ = protobuf.varint(head, 9)
-            return inner <= length
+            return protobuf.varint(head, 9)[0] <= int(length)
     except ValueError:
         return False
     return True
@@ -258,6 +257,3 @@ def missing(held: Held, path: Path) -> str:
     if there < need:
         return f"{path.name} has {there} of the {need} bytes of {held.slot}: the file was cut short"
     return ""
-
-
-__all__ = ["Dumped", "ElementsMissing", "Held", "elements", "missing", "read", "recognised"]

@@ -96,6 +96,7 @@ class Texts:
 
     def origins(self, graph: int, rank: int) -> Origins:
         """For the graph of this number on this rank; texts that bear no number serve all."""
+
         def fits(which: tuple[str, int, int, Graph]) -> bool:
             return which[1] in (graph, -1) or graph < 0
 

@@ -211,7 +211,7 @@ def _node(op: Mapping[str, Any]) -> Node:
 
 
 def _input(text: str) -> tuple[str, int] | None:
-    """"producer:output"; None for an edge of control, which carries no tensor."""
+    """ "producer:output"; None for an edge of control, which carries no tensor."""
     producer, _, output = text.rpartition(":")
     if not producer:
         return (text, 0)
