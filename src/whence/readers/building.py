@@ -13,7 +13,7 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Call, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
+from whence.records import Call, Dumped, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
 
 Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
@@ -52,7 +52,7 @@ class Building:
         dtype: whence's name; one that whence does not know is kept as it stands and has no elements. shape: logical.
         load: gives the elements, of that dtype and shape, each time it is called; it may raise ElementsMissing (gone), and what else
         it raises becomes that. Without it `why` says why there are none. digest: the dump's own, prefixed ("md5:...").
-        quantum, whole, file: as `Record` says.
+        quantum, whole: as `Record` says. file: as `Dumped` says.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
@@ -61,7 +61,8 @@ class Building:
             raise ValueError(f"record {number}: neither elements nor a reason")
         record = Record(
             number, dtype, tuple(shape), hash=digest, statistics=statistics, quantum=quantum, whole=whole, device=device,
-            columns=dict(columns), stride=stride, why=why, file=file,
+            columns=dict(columns), stride=stride, why=why,
+            elements=Dumped(file) if load is not None or file else None,
         )  # fmt: skip
         self._records.append(record)
         if load is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from whence.align.calls.counting import counted
 from whence.align.calls.fitting import fitted
 from whence.align.calls.flow import between_partners
 from whence.align.calls.fused import RULE
@@ -52,6 +53,7 @@ def plan(reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple
         normalised(at)
         if match == "auto":
             shifted(at)
+            counted(at)
         if not at.settled():
             spelt_alike(at)
             if match == "auto":
