@@ -9,9 +9,8 @@ import msgspec
 
 from whence import judge, metrics
 from whence.api.faces import Faces
-from whence.api.foreign import Described
 from whence.readers import GATHERED
-from whence.records import Call, Over, Record, Run
+from whence.records import Call, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
@@ -78,22 +77,11 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     s = record.statistics
     odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
     return Shown(
-        name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot, step=call.step,
-        rank=call.rank, dtype=record.dtype, shape=record.shape, file=_file(run, call, slot, record), source=call.source, not_finite=odd,
+        name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot,
+        step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=call.files.get(slot) or record.file,
+        source=call.source, not_finite=odd,
         min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None,
     )  # fmt: skip
-
-
-def _file(run: Run, call: Call, slot: str, record: Record) -> str:
-    """The file of this very tensor: where records of one content were joined, the one this call's was in."""
-    base = run
-    while isinstance(base, Over):
-        if isinstance(base, Described):
-            mine = base.base.calls[call.id] if call.id < len(base.base.calls) else None
-            found = next((ref.record for ref in mine.refs if ref.slot == slot), None) if mine and mine.key() == call.key() else None
-            return base.base.records[found].file if found is not None else record.file
-        base = base.base
-    return record.file
 
 
 def _figures(faces: Faces, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]) -> Iterator[ViewRow]:

@@ -66,7 +66,7 @@ def _across(found: Fused, in_target: bool) -> Fused:
         number = len(there.calls) + len(pairs)
         handing = msgspec.structs.replace(
             move, id=number, root=roots.get(move.root, at.root), rank=at.rank, parent=at.parent, number=at.number, origins=(),
-            refs=(Ref(given.slot, like), Ref(made.slot, like)), notes=(_EVIDENCE,),
+            refs=(Ref(given.slot, like), Ref(made.slot, like)), notes=(_EVIDENCE,), files={},
         )  # fmt: skip
         (behind if like in makers else before)[at.id].append(handing)
         pairs.append((move.id, number))
