@@ -218,3 +218,30 @@ def test_a_fused_graph_against_an_unfused_one(tmp_path):
     fused = [*calls[:2], ("MulCast_9", [both["input.0"], both["input.1"]], [both["output.0"]], {})]
     found = whence.compare(Opened(run_of(*calls), "test"), Opened(run_of(*fused), "test"))
     assert (found.status, found.unmatched) == ("same", 0)
+
+
+def test_a_repetition_is_no_fusion():
+    left = run_of(("mm", [1], [2], {}), ("mm", [2], [3], {}), ("top", [3], [4], {}))
+    right = run_of(("mm", [1], [2], {}), ("top", [2], [4], {"origins": ("top",)}))
+    assert {c.scope for c in joined(left, right).reference.calls} == {"", "mm", "top"}
+    twice = run_of(*(("MatMul", [k], [k + 1], {"origins": ("mm",)}) for k in (1, 1)))
+    assert {c.scope for c in joined(run_of(("mm", [1], [2], {})), twice).target.calls} == {"", "MatMul"}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_steps_that_count_from_another_number(first):
+    """Moved by one, where what comes in says so; never where it does not."""
+
+    def steps(base, at):
+        return run_of(*((n, [base + 10 * t], [base + 10 * t + 1], {"step": t + at}) for t in range(3) for n in ("mm",)))
+
+    left, right = (described(Opened(run, "test")) for run in (steps(100, 0), steps(100, first)))
+    found = align(left, right)
+    moved = 1 if first == 1 else 0
+    assert [n.startswith("steps of model of the target are moved by -1") for n in found.plan.notes] == [True] * moved
+    one, other = found.reference, found.target
+    inputs = {
+        (one.calls[p.reference].step, bool(np.array_equal(one.array(s.reference_record), other.array(s.target_record))))
+        for p in found.plan.pairs for s in p.slots if s.reference_slot.startswith("input")
+    }  # fmt: skip
+    assert inputs == ({(t, True) for t in range(3)} if first < 2 else {(2, False)})

@@ -11,6 +11,7 @@ from whence.align import mapped
 from whence.align.calls import fused as apart
 from whence.align.calls import moves
 from whence.align.calls.plan import plan
+from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
 from whence.align.labels import tensors
 from whence.align.labels.elements import Inside
@@ -49,6 +50,9 @@ def align(
     if chart is not None:
         reference, target, named, said = mapped.prepared(reference, target, chart)
     joined: tuple[str, ...] = ()
+    if match in ("auto", "names"):
+        target, moved = rebased(reference, target)
+        said = [*said, *moved]
     if match in ("auto", "names"):
         reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
     faced = batches.Faced(reference, target)

@@ -64,7 +64,7 @@ def joined(reference: Run, target: Run) -> Fused:
 
 
 class _Lane(NamedTuple):
-    """The calls of one step that may face each other."""
+    """The calls of one step that may face each other. What was called again is another lane: a repetition is no fusion."""
 
     ours: list[Call]
     theirs: list[Call]
@@ -77,7 +77,7 @@ def _lanes(reference: Run, target: Run) -> Iterable[_Lane]:
     alone = len(ranks[0]) == len(ranks[1]) == 1
 
     def key(call: Call, root: str) -> Hashable:
-        return (0 if alone else call.rank), root, call.step, call.micro, call.phase
+        return (0 if alone else call.rank), root, call.step, call.micro, call.phase, call.occurrence
 
     lanes: dict[Hashable, _Lane] = defaultdict(lambda: _Lane([], []))
     for call in left:
@@ -90,9 +90,9 @@ def _lanes(reference: Run, target: Run) -> Iterable[_Lane]:
 def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
     """Connected calls: of both sides, that share an origin."""
     ours, theirs = _by_name(lane.ours), _by_name(lane.theirs)
+    cut: tuple[set[int], set[int]] = set(), set()
     if len(ours) + len(theirs) < _TRIED:
-        _cut(lane.ours, theirs, ours, target)
-        _cut(lane.theirs, ours, theirs, reference)
+        cut = _cut(lane.ours, theirs, ours, target), _cut(lane.theirs, ours, theirs, reference)
     seen: set[tuple[bool, int]] = set()
     of: dict[tuple[bool, int], list[str]] = defaultdict(list)
     calls: dict[tuple[bool, int], Call] = {}
@@ -120,7 +120,8 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
                             todo.append((mine, call.id))
         a = sorted((c for m, c in group if m), key=lambda k: calls[True, k].order)
         b = sorted((c for m, c in group if not m), key=lambda k: calls[False, k].order)
-        if not a or not b or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b]):
+        said = any(calls[one].origins or one[1] in cut[not one[0]] for one in group)  # else they only share a name
+        if not a or not b or not said or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b]):
             continue
         yield _Group(tuple(a), tuple(b))
 
@@ -150,8 +151,9 @@ def _concatenated(reference: Run, target: Run) -> bool:
     return False
 
 
-def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, list[Call]], other: Run) -> None:
-    """Give calls without origins, whose name the other side does not know, the names that theirs is made of."""
+def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, list[Call]], other: Run) -> set[int]:
+    """Give calls without origins, whose name the other side does not know, the names that theirs is made of. Returns which."""
+    out: set[int] = set()
     made = {name: {r.record for c in found for r in c.slots("output")} for name, found in across.items()}
     contents = {name: {_content(other, r) for r in made[name]} for name in made}
 
@@ -164,11 +166,13 @@ def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, 
             continue
         parts = segments(call.scope, free, feeds)
         if parts:
+            out.add(call.id)
             for part in parts:
                 names[part].append(call)
             names[call.scope].remove(call)
             if not names[call.scope]:
                 del names[call.scope]
+    return out
 
 
 def _content(run: Run, record: int) -> Hashable:
