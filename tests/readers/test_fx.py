@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import whence
 from whence.errors import ElementsMissing
 from whence.readers import open_run
 from whence.readers.parts.flow_order import ordered
@@ -113,3 +114,21 @@ def test_hostile(tmp_path):
     (tmp_path / "work").mkdir()
     for what, dump in hostile.variants(sample, tmp_path / "work", among=lambda f: "/topk-aten.topk.default.INPUT.1" in f):
         hostile.survives(what, dump)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_bfloat16_that_was_written_as_float32_is_judged_as_bfloat16(tmp_path, fault):
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    rng = np.random.default_rng(4)
+    held = rng.normal(size=(32, 32)).astype(bf16)
+    other = np.where(rng.random(held.shape) < 0.2, (held.view(np.uint16) + 1).view(bf16), held)
+    if fault:
+        other[3, 3] += bf16.type(8)
+    for side, made in (("a", held), ("b", other)):
+        at = tmp_path / side / "worldsize1_global_rank0/graph_1/0"
+        at.mkdir(parents=True)
+        np.save(at / f"mm-aten.mm.default.INPUT.0.{TS}.npy", held.T.astype(np.float32))
+        np.save(at / f"mm-aten.mm.default.OUTPUT.0.{TS}.npy", made.astype(np.float32))
+    found = whence.compare(tmp_path / "a", tmp_path / "b")
+    assert found.status == ("different" if fault else "same"), found.headline
+    assert any("stored in float32 hold numbers of bfloat16" in note for note in found.notes)

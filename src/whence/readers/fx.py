@@ -62,7 +62,7 @@ class _File(NamedTuple):
 
 def open_run(place: Place) -> Run:
     """Names and headers of all files now, elements when asked for; a few kilobytes of each where the order has to be found."""
-    building = Building(place.path, "fx")
+    building = Building(place.path, "fx", settings={"upcast": True})  # bfloat16 is written as float32
     above = place.path.absolute().parts[-_ABOVE:]
     files: list[_File] = []
     for name in place.files:
