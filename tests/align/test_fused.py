@@ -94,6 +94,19 @@ def test_names_that_are_put_together_are_cut_where_the_flow_agrees():
     assert "Add_1+Mul" not in pairs(apart, right)[0]
 
 
+@pytest.mark.parametrize("texts", ["both", "fused", "unfused", "none"])
+def test_a_fused_graph_against_an_unfused_one_whoever_has_texts_beside_it(texts):
+    of = {"Add_1": ("add",), "Mul": ("mul",), "Add": ("add_1",), "Add_1Mul": ("add", "mul")}
+
+    def said(name, side):
+        return {"origins": of[name]} if texts in ("both", side) else {}
+
+    left = run_of(*((n, [k], [k + 1], said(n, "unfused")) for k, n in enumerate(("Add_1", "Mul", "Add"))))
+    right = run_of(("Add_1Mul", [0], [2], said("Add_1Mul", "fused")), ("Add", [2], [3], said("Add", "fused")))
+    assert pairs(left, right)[0] == {"Add_1+Mul": "Add_1Mul", "Add": "Add"}
+    assert pairs(right, left)[0] == {"Add_1Mul": "Add_1+Mul", "Add": "Add"}
+
+
 def test_runs_that_share_their_names_stay_as_they_are():
     left, right = run_of(*APART), run_of(*APART)
     found = joined(left, right)

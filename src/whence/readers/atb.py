@@ -160,7 +160,7 @@ def _node(models: list[atb_topology.Model], path: tuple[tuple[int, str], ...]) -
 def _where(folders: tuple[str, ...]) -> _Where:
     """The folders above a tensor: what is no operator any more is the token, and above it the process."""
     at = len(folders)
-    while at > 0 and _OPERATION.match(folders[at - 1]) and not _is_process(folders, at - 1):
+    while at > 0 and _OPERATION.match(folders[at - 1]):
         at -= 1
     path = tuple((int(m[1]), m[2]) for f in folders[at:] if (m := _OPERATION.match(f)))
     if not path and folders:  # a folder of another name, as people make them by hand
@@ -168,10 +168,6 @@ def _where(folders: tuple[str, ...]) -> _Where:
     token = folders[at - 1] if at and (folders[at - 1].isdecimal() or folders[at - 1] == "start") else ""
     process = folders[at - 2] if token and at > 1 else folders[at - 1] if at and not token else ""
     return _Where(process if PROCESS.match(process) else "", token[:9] or "0", path)
-
-
-def _is_process(folders: tuple[str, ...], at: int) -> bool:
-    return False if at == 0 else folders[at - 1] in ("tensors", "data") and PROCESS.match(folders[at]) is not None
 
 
 def _models(place: Place) -> list[atb_topology.Model]:

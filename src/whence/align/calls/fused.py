@@ -20,8 +20,12 @@ from whence.segments import segments
 
 RULE = "original operators"
 _MOST = 256  # members of one group; more are not joined
+_PART = "part "  # before a name that another is made of, which no origin is
 _SHOWN = 4  # names in a sentence
 _TRIED = 2000  # names that are cut into others, per step
+
+
+_Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
@@ -92,7 +96,10 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
     ours, theirs = _by_name(lane.ours), _by_name(lane.theirs)
     cut: tuple[set[int], set[int]] = set(), set()
     if len(ours) + len(theirs) < _TRIED:
-        cut = _cut(lane.ours, theirs, ours, target), _cut(lane.theirs, ours, theirs, reference)
+        cut = (
+            _cut(lane.ours, lane.theirs, ours, theirs, target),
+            _cut(lane.theirs, lane.ours, theirs, ours, reference),
+        )
     seen: set[tuple[bool, int]] = set()
     of: dict[tuple[bool, int], list[str]] = defaultdict(list)
     calls: dict[tuple[bool, int], Call] = {}
@@ -126,9 +133,9 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
         yield _Group(tuple(a), tuple(b))
 
 
-def _by_name(calls: Iterable[Call]) -> dict[str, list[Call]]:
+def _by_name(calls: Iterable[Call]) -> _Table:
     """Calls by the names of what they carry out."""
-    out: dict[str, list[Call]] = defaultdict(list)
+    out: _Table = defaultdict(list)
     for call in calls:
         for name in dict.fromkeys(call.origins or (call.scope,)):
             out[name].append(call)
@@ -151,27 +158,29 @@ def _concatenated(reference: Run, target: Run) -> bool:
     return False
 
 
-def _cut(calls: Iterable[Call], across: dict[str, list[Call]], names: dict[str, list[Call]], other: Run) -> set[int]:
-    """Give calls without origins, whose name the other side does not know, the names that theirs is made of. Returns which."""
-    out: set[int] = set()
-    made = {name: {r.record for c in found for r in c.slots("output")} for name, found in across.items()}
-    contents = {name: {_content(other, r) for r in made[name]} for name in made}
+def _cut(calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other: Run) -> set[int]:
+    """Bind calls that share nothing with the other side, and whose name is others put together, to those. Returns which.
+
+    names, across: calls by name, of this side and the other, which gain names.
+    """
+    scopes = {call.scope for call in calls}
+    theirs: _Table = defaultdict(list)
+    for call in others:
+        theirs[call.scope].append(call)
+    contents = {scope: {_content(other, r.record) for c in found for r in c.slots("output")} for scope, found in theirs.items()}
 
     def feeds(one: str, two: str) -> bool:
-        return any(_content(other, r.record) in contents[one] for c in across[two] for r in c.slots("input"))
+        return any(_content(other, r.record) in contents[one] for c in theirs[two] for r in c.slots("input"))
 
-    free = {name for name in across if name not in names}
-    for call in list(calls):
-        if call.origins or not call.scope or call.scope in across:
+    free = {scope for scope in theirs if scope not in scopes}
+    out: set[int] = set()
+    for call in calls:
+        if not call.scope or call.scope in theirs or any(name in across for name in call.origins):
             continue
-        parts = segments(call.scope, free, feeds)
-        if parts:
+        for part in segments(call.scope, free, feeds):
             out.add(call.id)
-            for part in parts:
-                names[part].append(call)
-            names[call.scope].remove(call)
-            if not names[call.scope]:
-                del names[call.scope]
+            names[f"{_PART}{part}"].append(call)
+            across[f"{_PART}{part}"] = theirs[part]
     return out
 
 
