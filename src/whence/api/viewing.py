@@ -10,10 +10,9 @@ import msgspec
 
 from whence import judge, metrics
 from whence.api.faces import Faces
-from whence.api.foreign import Described
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED
-from whence.records import Call, Over, Record, Run
+from whence.records import Call, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
@@ -96,7 +95,7 @@ def _lone(call: tuple[int, int], run: Run, of: Call, slot: str, *, is_target: bo
 
 def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     record: Record = run.records[number]
-    file = _file(run, call, slot, record)
+    file = call.files.get(slot) or record.file
     s = record.statistics
     odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
     return Shown(
@@ -104,18 +103,6 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
         step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=file, path=_path(run, file), source=call.source,
         min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None, not_finite=odd,
     )  # fmt: skip
-
-
-def _file(run: Run, call: Call, slot: str, record: Record) -> str:
-    """The file of this very tensor: where records of one content were joined, the one this call's was in."""
-    base = run
-    while isinstance(base, Over):
-        if isinstance(base, Described):
-            mine = base.base.calls[call.id] if call.id < len(base.base.calls) else None
-            found = next((ref.record for ref in mine.refs if ref.slot == slot), None) if mine and mine.key() == call.key() else None
-            return base.base.records[found].file if found is not None else record.file
-        base = base.base
-    return record.file
 
 
 def _path(run: Run, file: str) -> str:

@@ -99,11 +99,13 @@ class Building:
         self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
-    def fill(self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}) -> None:
-        """Give a call more of its tensors, as `call` takes them; places go on counting."""
+    def fill(
+        self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}, mutated: Mapping[str, int] = {}
+    ) -> None:  # fmt: skip
+        """Give a call more of its tensors, as `call` takes them; places go on counting. mutated: {input it changed: record after}."""
         old = self._calls[call]
         refs = list(old.refs)
-        for kind, slots in (("input", inputs), ("param", params), ("output", outputs)):
+        for kind, slots in (("input", inputs), ("param", params), ("output", outputs), ("mutated", mutated)):
             start = len(old.slots(kind))
             named = slots.items() if isinstance(slots, Mapping) else ((str(start + i), record) for i, record in enumerate(slots))
             refs += [Ref(f"{kind}.{name}", record) for name, record in named]
