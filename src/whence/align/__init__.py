@@ -1,5 +1,6 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
+from whence.align.calls.moves import is_handed_on
 from whence.align.calls.nearest import nearest
 from whence.align.calls.plan import MATCHES, plan
 from whence.align.calls.sites import NOT_SELECTED, selected, step_of
@@ -18,6 +19,6 @@ from whence.align.tokens.sequences import is_cache, is_position_or_mask, is_told
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "followers",
-    "is_cache", "is_gathered", "is_of_pieces", "is_on_ranks", "is_position_or_mask", "is_told_apart", "is_unplaced", "load_map", "named",
-    "nearest", "normal_scope", "plan", "selected", "settings_of", "shown_rank", "starred", "step_of",
+    "is_cache", "is_gathered", "is_handed_on", "is_of_pieces", "is_on_ranks", "is_position_or_mask", "is_told_apart", "is_unplaced",
+    "load_map", "named", "nearest", "normal_scope", "plan", "selected", "settings_of", "shown_rank", "starred", "step_of",
 ]  # fmt: skip
