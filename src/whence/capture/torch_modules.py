@@ -253,6 +253,8 @@ class Listener:
         self._finish(frame, out, "")
         if above is not None:
             above.resume()
+        if self._changes is not None:
+            out = self._changes.taken(frame, args, kwargs, out)
         return out
 
     def _finish(self, frame: _Frame, out: Any, error: str) -> None:
