@@ -300,8 +300,9 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: number in Generation.prompts. index: place in the sequence, from the prompt's first token on; step, row: call of the
     root and row of its batch whose logits chose it. reference, target: the tokens that came next, or would have.
     verdict: "identical" (bitwise equal logits), "noise", "explained" (another token, the gap is within the noise), "unexplained",
-    "sampled" (another token although the logits agree: not the largest was taken), "off" (the same token from logits further apart
-    than rounding takes them), "incomparable". score: over what is allowed, > 1 is flagged. numbers: figures (docs/generation.md).
+    "sampled" (another token although the logits agree: not the largest was taken), "off" (logits further apart than rounding takes
+    them, the token is the same or could have been), "incomparable". score: over what is allowed, > 1 is flagged. numbers: figures
+    (docs/generation.md).
     """
 
     prompt: int
@@ -322,8 +323,8 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one prompt. ids: its tokens, which it is known by. root, rank, step, row: the call and row that it came with.
 
     tokens, target_tokens: generated behind it; compared: how many choices of both were compared, of `of` in the reference.
-    outcome: "equal", "explained", "sampled" (parted, and no fault of the model), "unexplained", "off" (equal tokens or explained
-    ones, from logits that are off), "not compared". flips: (explained, unexplained, sampled). first: place in Generation.tokens of
+    outcome: "equal", "explained", "sampled" (parted, and no fault of the model), "unexplained", "off" (no token unexplained, but
+    logits that are off), "not compared". flips: (explained, unexplained, sampled). first: place in Generation.tokens of
     the first token that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its calls whose
     error changed none of its tokens.
     """
@@ -345,6 +346,11 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     off: int = -1
     no_effect: tuple[str, ...] = ()
 
+    @property
+    def passes(self) -> bool:
+        """Is no token another one, save where that is no fault of the model?"""
+        return self.outcome in ("equal", "explained", "sampled") or (self.outcome == "off" and self.first < 0)
+
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """What two runs generated, token by token.
@@ -352,7 +358,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     logits_only: the comparison rests on logits alone, no module was captured. noise: median relative error of the logits that were
     judged to be rounding, None where none differed. compared, of: tokens. alone_reference, alone_target: prompts without a partner.
     forced: the target was fed the reference's tokens. suspect: place in `tokens` of the first that is not explained, -1 for none;
-    led_to: the finding behind it, "" where there is none.
+    sentence: it, in words; led_to: the finding behind it, "" where there is none.
     """
 
     logits_only: bool
@@ -365,6 +371,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     alone_target: int = 0
     forced: bool = False
     suspect: int = -1
+    sentence: str = ""
     led_to: str = ""
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _TF32 = 2.0**-11
 _FAULTY = ("introduced", "param-diff", "structural", "precision")
 _BAD = ("unexplained", "off")
-PASSING = ("equal", "explained", "sampled")
 _CLEAR = 1.5  # times what is allowed, from which on one token is more than a suspect
 _SEVERAL = 3
 
@@ -100,6 +99,7 @@ class _Generated:
         self.runs = reference, target
         self.left, self.right = sequences.prompts(reference), sequences.prompts(target)
         self.pairs = sequences.together(self.left, self.right)
+        self._eos = [{name: _several(found.get("eos")) for name, found in align.settings_of(run).items()} for run in self.runs]
 
     def errors(self) -> list[float]:
         """Relative errors of the logits, wherever both runs had the same tokens before them."""
@@ -123,9 +123,11 @@ class _Generated:
         noise = [t.numbers.get("rel_logit_err") or 0.0 for t in tokens if t.verdict in ("noise", "explained", "sampled")]
         suspect = next((i for i, t in enumerate(tokens) if t.verdict in _BAD), -1)
         alone = sum(self._length(0, p) for n, p in enumerate(self.left) if n not in {m.reference for m in self.pairs})
+        sentence = _words(tokens[suspect], prompts[tokens[suspect].prompt]) if suspect >= 0 else ""
         return Generation(
             logits_only, prompts, tokens, sum(p.compared for p in prompts), sum(p.of for p in prompts) + alone,
-            median(noise) if noise else None, len(self.left) - len(self.pairs), len(self.right) - len(self.pairs), self._forced(), suspect,
+            median(noise) if noise else None, len(self.left) - len(self.pairs), len(self.right) - len(self.pairs),
+            self._forced(), suspect, sentence,
         )  # fmt: skip
 
     def _forced(self) -> bool:
@@ -137,22 +139,26 @@ class _Generated:
         return self.runs[0].calls[scored.call].order, scored.row, place.index
 
     def _length(self, side: int, prompt: Prompt) -> int:
-        """How many tokens were chosen behind a prompt, with the one after the last; a row that is done and only filled up ends there."""
+        """How many tokens were chosen behind a prompt, with the one after the last; what fills up a row that is done is none."""
         start, tokens = max(prompt.prompt, 1), prompt.tokens
-        end = len(tokens)
-        first = end - 1
-        while first > start and tokens[first - 1] == tokens[-1]:
-            first -= 1
-        for at in range(first, end) if end - first > 1 else ():
-            scored = prompt.scores.get(at - 1)
-            if scored is None:
-                continue
-            try:
-                if int(sequences.logits(self.runs[side], scored).argmax()) != tokens[at]:
-                    return at - start
-            except ElementsMissing:
-                break
-        return sum(i >= start - 1 for i in prompt.scores) if end == prompt.prompt else end - start + (end - 1 in prompt.scores)
+        if len(tokens) == prompt.prompt:
+            return sum(i >= start - 1 for i in prompt.scores)
+        filled = len(tokens) - 1
+        while filled > start and tokens[filled - 1] == tokens[-1]:
+            filled -= 1
+        ends = self._eos[side].get(prompt.call.root, ())
+        for at in range(start, len(tokens)):
+            ended = at > start and tokens[at - 1] in ends
+            if (ended or filled <= at < len(tokens) - 1) and self._best(side, prompt, at - 1) not in (tokens[at], None):
+                return at - start
+        return len(tokens) - start + (len(tokens) - 1 in prompt.scores and tokens[-1] not in ends)
+
+    def _best(self, side: int, prompt: Prompt, index: int) -> int | None:
+        """The token that the logits behind a token choose, None where they were not kept."""
+        try:
+            return int(sequences.logits(self.runs[side], prompt.scores[index]).argmax())
+        except (KeyError, ElementsMissing):
+            return None
 
     def _places(self, n: int) -> tuple[list[_At], tuple[int, int]]:
         """What of a pair of prompts is compared, and how many tokens each run chose."""
@@ -206,7 +212,9 @@ class _Generated:
         elif chosen[0] != chosen[1] and self._forced() and f.agree:
             chosen = [f.first, f.other]
         verdict = "identical" if place.same else "noise"
-        if said.flip == "explained" and chosen != [f.first, f.other]:
+        if said.flip == "explained" and said.off:
+            verdict = "off"
+        elif said.flip == "explained" and chosen != [f.first, f.other]:
             verdict = "sampled"
         elif said.flip:
             verdict = said.flip
@@ -231,7 +239,8 @@ class _Generated:
         mine = [i for i, t in enumerate(tokens) if t.prompt == n]
         verdicts = Counter(tokens[i].verdict for i in mine)
         compared = len(mine) - verdicts["incomparable"]
-        outcome = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "equal" if compared else "not compared")
+        worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
+        outcome = worst or ("equal" if compared else "not compared")
         first = next((i for i in mine if tokens[i].reference != tokens[i].target), -1)
         off = next((i for i in mine if tokens[i].verdict == "off"), -1)
         if outcome == "equal" and self._ended(one, other, lengths):
@@ -254,26 +263,29 @@ class _Generated:
         return {"name": prompt.root, "op_type": call.op_type, "step": token.step, "rank": prompt.rank, "verdict": token.verdict}
 
 
+def _several(ids: object) -> tuple[int, ...]:
+    return (ids,) if isinstance(ids, int) else tuple(i for i in ids if isinstance(i, int)) if isinstance(ids, list) else ()
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def words(token: Token, prompt: Prompted) -> str:
-    """A token that differs, in a sentence."""
-    place = f"prompt {token.prompt}, token {token.index - len(prompt.ids)} (step {token.step}, row {token.row})"
+def _words(token: Token, prompt: Prompted) -> str:
+    """A token that is not explained, in a sentence."""
+    place = f"prompt {token.prompt}, token {token.index - len(prompt.ids)} (step {token.step}, row {token.row}"
+    if (token.target_step, token.target_row) != (token.step, token.row):
+        place += f"; target step {token.target_step}, row {token.target_row}"
     n = token.numbers
     if token.why:
-        return f"{place}: {token.why}"
-    if token.reference == token.target:
-        return (
-            f"{place}: the logits part by {n.get('rel_logit_err') or 0:.2g} of their spread, {token.score:.3g} times what rounding explains"
-        )
-    choice = f"{place}: {token.reference} in the reference, {token.target} in the target"
-    if token.verdict == "sampled":
-        return f"{choice}; one of them is not its run's largest logit: sampled or searched, which logits do not explain"
+        return f"{place}): {token.why}"
+    choice = f"{token.reference} in the reference, {token.target} in the target; " if token.reference != token.target else ""
+    if token.verdict == "off":
+        parts = f"the logits part by {n.get('rel_logit_err') or 0:.2g} of their spread, {token.score:.3g} times what rounding explains"
+        return f"{place}): {choice}{parts}"
     noise = n.get("noise")
-    against = f"noise {noise:.3g}" if noise is not None else "noise not known"
-    return f"{choice}; the reference puts {n.get('gap') or 0:.3g} between them, {against}"
+    against = f"{noise:.3g}" if noise is not None else "not known"
+    return f"{place}): {choice}the reference puts {n.get('gap') or 0:.3g} between them, the noise of a logit is {against}"
 
 
 def _findings(found: Generation, told: _Generated) -> list[Finding]:
@@ -286,11 +298,11 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     first = found.suspect == 0
     clear = [t for t in bad if t.score > (4.0 if first and t.verdict == "off" else _CLEAR) or t.why]
     likely = bool(clear) or (len(bad) >= _SEVERAL and not first)
-    flipped = sum(t.verdict == "unexplained" for t in bad)
-    said = words(token, prompt) + f"; {len(bad)} of {found.compared} tokens are so"
+    flipped = any(t.reference != t.target for t in bad)
+    said = found.sentence + f"; {len(bad)} of {found.compared} tokens are so"
     if not flipped:
         said += ", with no effect on tokens"
-    hint = f"; capture both without --level logits, --steps :{token.step + 1}, to see which module"
+    hint = f"; capture both without --level logits, --steps :{max(token.step, token.target_step) + 1}, to see which module"
     call = told.left[told.pairs[token.prompt].reference].call
     also = tuple(dict.fromkeys(f"prompt {t.prompt}" for t in bad if t.prompt != token.prompt))
     numbers = token.numbers | {"score": _finite(token.score)}
@@ -357,7 +369,7 @@ def _with_no_effect(found: Generation, told: _Generated, result: Comparison, rea
             for step in steps:
                 touched[root, step][f"{reach.name(verdict.pair)} ({verdict.verdict})"] = None
     for prompt, pair in zip(found.prompts, told.pairs):
-        if prompt.outcome not in PASSING:
+        if not prompt.passes:
             yield prompt
             continue
         one = told.left[pair.reference]

@@ -496,6 +496,9 @@ class Listener:
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             settings["attention"] = attention
+        ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+        if isinstance(ends, (int, list)):
+            settings["eos"] = ends
         if "transformers" in sys.modules:
             settings["transformers"] = getattr(sys.modules["transformers"], "__version__", "")
         self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)

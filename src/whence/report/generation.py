@@ -10,15 +10,11 @@ from whence.report.plain import clean, count
 from whence.results import Comparison, Generation, Prompted, Token
 
 _MOST_PROMPTS = 16
-_STATES = {
-    "equal": "PASS", "explained": "PASS", "sampled": "PASS", "unexplained": "FAIL", "off": "FAIL", "not compared": "NO",
-}  # fmt: skip
 _WORDS = {
-    "equal": "tokens equal",
     "explained": "explained by rounding",
     "sampled": "sampled or searched: another token from the same logits",
     "unexplained": "not explained by rounding",
-    "off": "logits are off, no effect on tokens",
+    "off": "its logits are off",
 }
 _FIGURES = ("cosine_similarity", "rel_l2", "kl", "top1", "top5", "rank", "margin", "gap", "logit_err", "rel_logit_err", "noise")
 
@@ -28,7 +24,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     found = result.generation
     if found is None:
         return
-    passing = [p for p in found.prompts if _STATES[p.outcome] == "PASS"]
+    passing = [p for p in found.prompts if p.passes]
     flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
     parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
     noise = "no logit differs" if found.noise is None else f"logits part by {found.noise:.2g} of their spread"
@@ -36,11 +32,12 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     yield "TOKENS", f"{len(passing)} of {count(len(found.prompts), 'prompt')} pass; {what}"
     if found.forced:
         yield "  forced", "the target was fed the reference's tokens"
-    if found.suspect >= 0:
-        token = found.tokens[found.suspect]
-        yield "  first unexplained", _words(token, found.prompts[token.prompt])
-        if not found.logits_only:
-            yield "  behind it", clean(found.led_to) or "no module: each computes right on the inputs that it had"
+    if found.logits_only:
+        if found.compared:
+            yield "  rests on", "logits alone; could not have seen errors below 8 times their noise, nor which module makes one"
+    elif found.suspect >= 0:
+        yield "  unexplained", clean(found.sentence)
+        yield "  behind it", clean(found.led_to) or "no module: each computes right on the inputs that it had"
     for number, prompt in enumerate(_shown(found.prompts)):
         yield ("  prompts" if number == 0 else ""), _prompt(prompt, found)
     if len(found.prompts) > _MOST_PROMPTS:
@@ -53,52 +50,48 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
         at = [str(n) for n, p in enumerate(found.prompts) if p.no_effect]
         yield (
-            "  no effect on tokens",
-            f"prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: {', '.join(map(clean, names[:4]))}{more}",
+            "  no effect",
+            f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: {', '.join(map(clean, names[:4]))}{more}",
         )
+
+
+def _state(prompt: Prompted) -> str:
+    return "NO" if prompt.outcome == "not compared" else "PASS" if prompt.passes else "FAIL"
 
 
 def _shown(prompts: tuple[Prompted, ...]) -> list[Prompted]:
     """All in their order; of very many first those that do not pass."""
     if len(prompts) <= _MOST_PROMPTS:
         return list(prompts)
-    return sorted(prompts, key=lambda p: ("FAIL", "NO", "PASS").index(_STATES[p.outcome]))[:_MOST_PROMPTS]
+    return sorted(prompts, key=lambda p: ("FAIL", "NO", "PASS").index(_state(p)))[:_MOST_PROMPTS]
 
 
 def _prompt(prompt: Prompted, found: Generation) -> str:
-    number = found.prompts.index(prompt)
-    ids = " ".join(map(str, prompt.ids[:6])) + (f" ... ({len(prompt.ids)} ids)" if len(prompt.ids) > 6 else "")
+    ids = " ".join(map(str, prompt.ids[:4])) + (f" ... ({len(prompt.ids)})" if len(prompt.ids) > 4 else "")
     where = f"step {prompt.step} row {prompt.row}"
     if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
-        where += f" (target: step {prompt.target_step} row {prompt.target_row})"
-    at = prompt.first if prompt.first >= 0 else prompt.off
-    text = f"{number:>3} {_STATES[prompt.outcome]:<4} {prompt.compared} of {prompt.of} tokens   {where}   ids {ids}"
-    if at < 0:
-        if prompt.outcome == "not compared":
-            return (
-                f"{text}   {prompt.target_tokens} tokens in the target, no flip before its end"
-                if prompt.compared
-                else f"{text}   nothing to compare"
-            )
-        return f"{text}   equal"
-    token = found.tokens[at]
-    place = f"token {token.index - len(prompt.ids)} (step {token.step} row {token.row})"
-    choice = f": {token.reference} against {token.target}" if token.reference != token.target else ""
-    said = _WORDS[prompt.outcome if prompt.outcome == "off" or prompt.first < 0 else token.verdict]
-    more = f"; logits off from token {found.tokens[prompt.off].index - len(prompt.ids)}" if prompt.off >= 0 and at != prompt.off else ""
-    return f"{text}   {place}{choice}, gap {_figure(token, 'gap')}, noise {_figure(token, 'noise')}: {said}{more}"
+        where += f", target step {prompt.target_step} row {prompt.target_row}"
+    head = f"{found.prompts.index(prompt):>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
+    return f"{head:<14} {_what(prompt, found)}   ({where}; ids {ids})"
 
 
-def _words(token: Token, prompt: Prompted) -> str:
-    place = f"prompt {token.prompt} token {token.index - len(prompt.ids)}, step {token.step}, row {token.row}"
-    if token.why:
-        return f"{place}: {clean(token.why)}"
-    if token.reference == token.target:
-        return f"{place}: logits part by {_figure(token, 'rel_logit_err')} of their spread, {token.score:.3g} times what rounding explains"
-    return (
-        f"{place}: {token.reference} against {token.target}; the reference puts {_figure(token, 'gap')} between them, "
-        f"a logit's noise is {_figure(token, 'noise')}"
-    )
+def _what(prompt: Prompted, found: Generation) -> str:
+    """What became of a prompt: its first token that differs, and from where on its logits are off."""
+    if prompt.first < 0 and prompt.off < 0:
+        if prompt.outcome != "not compared":
+            return "equal"
+        return f"the target ends after {prompt.target_tokens} tokens" if prompt.compared else "nothing to compare"
+    off = f"logits off from token {_place(found.tokens[prompt.off], prompt)}" if prompt.off >= 0 else ""
+    if prompt.first < 0:
+        return f"{off}, no effect on tokens"
+    token = found.tokens[prompt.first]
+    gap = f"gap {_figure(token, 'gap')}, noise {_figure(token, 'noise')}"
+    said = f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: {_WORDS[token.verdict]}"
+    return f"{said}; {off}" if off else said
+
+
+def _place(token: Token, prompt: Prompted) -> str:
+    return f"{token.index - len(prompt.ids)} (step {token.step} row {token.row})"
 
 
 def _figure(token: Token, name: str) -> str:
