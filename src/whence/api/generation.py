@@ -97,7 +97,9 @@ class _Generated:
 
     def __init__(self, reference: Run, target: Run) -> None:
         self.runs = reference, target
-        self.left, self.right = sequences.prompts(reference), sequences.prompts(target)
+        self.left = sequences.prompts(reference)
+        self.right = sequences.prompts(target, [p.tokens for p in self.left])
+        self.left = sequences.prompts(reference, [p.tokens for p in self.right])
         self.pairs = sequences.together(self.left, self.right)
         self._eos = [{name: _several(found.get("eos")) for name, found in align.settings_of(run).items()} for run in self.runs]
 
@@ -139,10 +141,14 @@ class _Generated:
         return self.runs[0].calls[scored.call].order, scored.row, place.index
 
     def _length(self, side: int, prompt: Prompt) -> int:
-        """How many tokens were chosen behind a prompt, with the one after the last; what fills up a row that is done is none."""
+        """How many choices behind a prompt have logits, with the one after its last token."""
+        return sum(prompt.prompt - 1 <= i < self._end(side, prompt) for i in prompt.scores)
+
+    def _end(self, side: int, prompt: Prompt) -> int:
+        """The token behind which nothing was chosen any more: the row was done, and only filled up beside others."""
         start, tokens = max(prompt.prompt, 1), prompt.tokens
         if len(tokens) == prompt.prompt:
-            return sum(i >= start - 1 for i in prompt.scores)
+            return len(tokens)
         filled = len(tokens) - 1
         while filled > start and tokens[filled - 1] == tokens[-1]:
             filled -= 1
@@ -150,8 +156,8 @@ class _Generated:
         for at in range(start, len(tokens)):
             ended = at > start and tokens[at - 1] in ends
             if (ended or filled <= at < len(tokens) - 1) and self._best(side, prompt, at - 1) not in (tokens[at], None):
-                return at - start
-        return len(tokens) - start + (len(tokens) - 1 in prompt.scores and tokens[-1] not in ends)
+                return at - 1
+        return len(tokens) - (tokens[-1] in ends)
 
     def _best(self, side: int, prompt: Prompt, index: int) -> int | None:
         """The token that the logits behind a token choose, None where they were not kept."""
@@ -165,10 +171,11 @@ class _Generated:
         pair = self.pairs[n]
         one, other = self.left[pair.reference], self.right[pair.target]
         lengths = self._length(0, one), self._length(1, other)
-        start = max(min(one.prompt, other.prompt), 1)
-        ends = (max(one.prompt, 1) + lengths[0], max(other.prompt, 1) + lengths[1]) if len(one.calls) > 1 and len(other.calls) > 1 else ()
+        start, stop = max(min(one.prompt, other.prompt), 1), pair.shared
+        if len(one.calls) > 1 and len(other.calls) > 1:
+            stop = min(stop, self._end(0, one), self._end(1, other))
         out = []
-        for i in range(start - 1, min(pair.shared, *(e - 1 for e in ends)) if ends else pair.shared):
+        for i in range(start - 1, stop):
             if i not in one.scores or i not in other.scores:
                 continue
             try:

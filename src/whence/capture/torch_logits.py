@@ -36,11 +36,16 @@ class LogitsListener(Listener):
         named = session.options.logits_module
         self._is_head = matcher(named) if named else None
         self._heads = 0
-        self._silent: set[str] = set()
+        self._silent: set[str] = set()  # roots that were given tokens and returned no logits
+        self._scored: set[str] = set()
 
     def remove(self) -> None:
-        if not self._removed and self._is_head is not None and not self._heads:
-            self.session.note("logits", f"logits_module {self.session.options.logits_module!r} was never called inside a model")
+        if not self._removed:
+            if self._is_head is not None and not self._heads:
+                self.session.note("logits", f"logits_module {self.session.options.logits_module!r} was never called inside a model")
+            for name in sorted(self._silent - self._scored):
+                text = "returns no logits (batch, tokens, vocabulary): name the module that makes them with --logits-module"
+                self.session.note("logits", f"{name} {text}")
         super().remove()
 
     def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,12 +92,10 @@ class LogitsListener(Listener):
         frame.made.clear()
         frame.tensors.clear()
         if found is None:
-            name = frame.scope or frame.root.name
-            if ids is not None and name not in self._silent:
-                self._silent.add(name)
-                text = "returns no logits (batch, tokens, vocabulary): name the module that makes them with --logits-module"
-                self.session.note("logits", f"{name} {text}", frame.scope)
+            if ids is not None:
+                self._silent.add(frame.root.name)
             return
+        self._scored.add(frame.root.name)
         if self.session.options.positions == "last":
             found = last(found.detach(), ids, given)
         frame.refs.append(Ref("output.logits", *self._sight(found, "output.logits", frame)[:2]))

@@ -51,10 +51,10 @@ class Prompt:
         return self.tokens[: self.prompt]
 
 
-def prompts(run: Run) -> list[Prompt]:
+def prompts(run: Run, known: Sequence[tuple[int, ...]] = ()) -> list[Prompt]:
     """Every sequence of token ids that a root of this run scores, in the order of its calls; [] where nothing is scored.
 
-    Reads tokens, masks and positions, no logits. Training is left out: its sequences are not generated.
+    known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks and positions, no logits. Training is left out: its sequences are not generated.
     """
     out: list[Prompt] = []
     behind: dict[int, list[Call]] = defaultdict(list)
@@ -64,7 +64,7 @@ def prompts(run: Run) -> list[Prompt]:
         given = fed(run, calls)
         if given is None:
             continue
-        found = _of_root(run, [_as_batch(f) for f in given], behind)
+        found = _of_root(run, [_as_batch(f) for f in given], behind, known)
         first = len(out)
         for one in found:
             one.beside = tuple(first + n for n in one.beside)
@@ -97,14 +97,15 @@ def _as_batch(given: Fed) -> Fed:
     return given
 
 
-def _of_root(run: Run, given: Sequence[Fed], behind: dict[int, list[Call]]) -> list[Prompt]:
+def _of_root(run: Run, given: Sequence[Fed], behind: dict[int, list[Call]], known: Sequence[tuple[int, ...]]) -> list[Prompt]:
     made: list[Prompt] = []
-    scores = {f.call.id: _scores(run, f, behind.get(f.call.id, ())) for f in given}
+    least = _vocabulary(run, given[0].call)
+    scores = {f.call.id: _scores(run, f, behind.get(f.call.id, ()), least) for f in given}
     if not any(record is not None for record in scores.values()):
         return []
     fed_by = {f.call.id: f for f in given}
     together: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for one in asked(given):
+    for one in asked(given, known):
         if not one.tokens or not all(isinstance(t, int) for t in one.tokens):
             continue
         prompt = _followed(run, one, scores, fed_by)
@@ -154,21 +155,28 @@ def _where(record: Record, given: Fed, row: int, token: int, last: bool, alone: 
     return (row, at) if at >= 0 else None
 
 
-def _scores(run: Run, given: Fed, behind: Iterable[Call]) -> Record | None:
-    """The logits that a call of the root makes, or a call beside it behind it; None where none are as wide as its token ids."""
-    most = max((t for tokens, *_ in given.rows for t in tokens if isinstance(t, int)), default=0)
-    for call in (given.call, *behind):
-        found = [(r.slot, run.records[r.record]) for r in call.slots("output")]
-        fit = [(s, r) for s, r in found if _fits(r, given, most)]
-        named = [(s, r) for s, r in fit if s.rpartition(".")[2] == "logits"]
-        if named or fit:
-            return (named or fit)[0][1]
-    return None
+def _vocabulary(run: Run, root: Call) -> int:
+    """Rows of the largest embedding that a call of the root holds: as many tokens as logits tell apart, at least. 0 for none."""
+    calls = (c for c in run.calls if (c.root, c.step, c.micro) == (root.root, root.step, root.micro) and "Embedding" in c.op_type)
+    shapes = (run.records[r.record].shape for c in calls for r in c.slots("param"))
+    return max((shape[0] for shape in shapes if len(shape) == 2), default=0)
 
 
-def _fits(record: Record, given: Fed, most: int) -> bool:
+def _scores(run: Run, given: Fed, behind: Iterable[Call], least: int) -> Record | None:
+    """The logits that a call of the root makes, or a call beside it behind it; None where none are as wide as its token ids.
+
+    A field called logits, else the widest: states of a model have fewer channels than it knows tokens. least: entries they have.
+    """
+    least = max(least, 1 + max((t for tokens, *_ in given.rows for t in tokens if isinstance(t, int)), default=0))
+    found = [(r.slot, run.records[r.record]) for call in (given.call, *behind) for r in call.slots("output")]
+    fit = [(slot, record) for slot, record in found if _fits(record, given, least)]
+    named = [record for slot, record in fit if slot.rpartition(".")[2] == "logits"]
+    return next(iter(named), None) or max((r for _, r in fit), key=lambda r: r.shape[-1], default=None)
+
+
+def _fits(record: Record, given: Fed, least: int) -> bool:
     shape = record.shape
-    if len(shape) not in (2, 3) or not record.count or not dtypes.named(record.dtype).is_floating or shape[-1] <= most:
+    if len(shape) not in (2, 3) or not record.count or not dtypes.named(record.dtype).is_floating or shape[-1] < least:
         return False
     if given.flat:
         return len(shape) == 2 and shape[0] in (given.width, len(given.rows))
