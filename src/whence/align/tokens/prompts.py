@@ -54,7 +54,8 @@ class Prompt:
 def prompts(run: Run, known: Sequence[tuple[int, ...]] = ()) -> list[Prompt]:
     """Every sequence of token ids that a root of this run scores, in the order of its calls; [] where nothing is scored.
 
-    known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks and positions, no logits. Training is left out: its sequences are not generated.
+    known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks
+    and positions, no logits. Training is left out: its sequences are not generated.
     """
     out: list[Prompt] = []
     behind: dict[int, list[Call]] = defaultdict(list)
