@@ -33,7 +33,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     if found.forced:
         yield "  forced", "the target was fed the reference's tokens"
     if found.logits_only:
-        if found.compared:
+        if found.compared and set(result.counts) != {"identical"}:
             yield "  rests on", "logits alone; could not have seen errors below 8 times their noise, nor which module makes one"
     elif found.suspect >= 0:
         yield "  unexplained", clean(found.sentence)

@@ -55,7 +55,7 @@ def prompts(run: Run, known: Sequence[tuple[int, ...]] = ()) -> list[Prompt]:
     """Every sequence of token ids that a root of this run scores, in the order of its calls; [] where nothing is scored.
 
     known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks
-    and positions, no logits. Training is left out: its sequences are not generated.
+    and positions, no logits.
     """
     out: list[Prompt] = []
     behind: dict[int, list[Call]] = defaultdict(list)
@@ -83,9 +83,7 @@ def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
     beside = {c.id for calls in behind for c in calls}
     table: dict[tuple[int, str, str], list[Call]] = {}
     for call in sorted(run.calls, key=lambda c: c.order):
-        outermost = (
-            call.parent == -1 and call.phase == "forward" and not call.training and not call.error and NOT_SELECTED not in call.notes
-        )
+        outermost = call.parent == -1 and call.phase == "forward" and not call.error and NOT_SELECTED not in call.notes
         if outermost and call.id not in beside:
             table.setdefault((call.rank, call.root, call.scope), []).append(call)
     return list(table.values())
