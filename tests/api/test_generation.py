@@ -248,6 +248,23 @@ def _logits(run: Any, step: int, row: int) -> Any:
     return run.array(call.slots("output")[0].record)[row, 0].astype(np.float64)
 
 
+@pytest.mark.parametrize("level", ["logits", "modules"])
+def test_a_serving_engine_that_scores_its_last_tokens_behind_the_model(tmp_path, level):
+    """Against one forward for each text: only its last token has logits of its own; in full captures all of them."""
+    from served_net import Engine, Library, ask, serve
+
+    library, engine = Library().eval(), Engine(Library()).eval()
+    with torch.no_grad():
+        _captured(tmp_path / "ref", library, ask, logits=level == "logits")
+        _captured(tmp_path / "tgt", engine, serve, logits=level == "logits")
+        engine.logits_processor.register_forward_hook(lambda module, given, out: out * torch.linspace(1, 2, out.shape[-1]))
+        _captured(tmp_path / "wrong", engine, serve, logits=level == "logits")
+    found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    made = found.generation
+    assert (found.status, [p.outcome for p in made.prompts], made.compared) == ("same", ["equal"] * 3, 3 if level == "logits" else 13)
+    assert whence.compare(tmp_path / "ref", tmp_path / "wrong").generation.suspect == 0
+
+
 def test_again_says_how_far_the_reference_is_from_itself(reference, tmp_path):
     """A small change of the weights: noise for whoever takes it as a repetition of the reference, a fault for who does not."""
     nets = [model(), model()]

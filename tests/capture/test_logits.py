@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 import whence
+from whence import store
 from whence.align import prompts as sequences
+from whence.capture import options
+from whence.capture.session import Session
 from whence.errors import UsageError
+from whence.records import RunInfo
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch
@@ -21,6 +25,8 @@ pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 
 from generating import NEW, PROMPTS, generate, loop, model, padded  # noqa: E402
+
+from whence.capture.torch_logits import LogitsListener  # noqa: E402
 
 
 def _run(path: Path, net: Any, do: Any, **options: Any) -> tuple[Any, Any]:
@@ -75,6 +81,27 @@ def test_the_last_real_token_of_every_row_whatever_side_is_padded(tmp_path):
         assert all(set(p.scores) == {len(p.ids) - 1} for p in found)
         for row, prompt in enumerate(found):
             np.testing.assert_array_equal(sequences.logits(run, prompt.scores[len(prompt.ids) - 1]), wanted[row])
+
+
+def test_logits_that_come_through_the_staging_ring(tmp_path):
+    """As those of a device do."""
+    runs = []
+    for staged in (False, True):
+        path = tmp_path / f"{staged}"
+        chosen = options.make(logits=True)
+        store.create(str(path), RunInfo(options=chosen.asdict()))
+        session = Session(lambda rank, path=path: store.Writer(str(path), rank), chosen, max_bytes=10**9)
+        net = model()
+        listener = LogitsListener(session, net, staged=staged)
+        listener.install()
+        try:
+            generate(net)
+        finally:
+            listener.remove()
+            session.close()
+        runs.append(open_run(path))
+    found = whence.compare(*runs)
+    assert (found.status, set(found.counts), found.generation.compared) == ("same", {"identical"}, NEW * len(PROMPTS))
 
 
 def test_all_positions(tmp_path):
@@ -160,7 +187,7 @@ def test_steps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("given", "words"),
     [
         ({"include": "lm_head"}, "include chooses modules"),
         ({"max_depth": 1}, "max_depth chooses modules"),
@@ -172,9 +199,9 @@ def test_steps(tmp_path):
         ({"force_tokens": "nowhere"}, "nowhere"),
     ],
 )
-def test_options_that_cannot_be_meant(tmp_path, options, words):
+def test_options_that_cannot_be_meant(tmp_path, given, words):
     with pytest.raises((UsageError, whence.errors.UnreadableRun), match=words), whence.capture(
-        model(), tmp_path / "run", **({"level": "logits"} | options)
+        model(), tmp_path / "run", **({"level": "logits"} | given)
     ):  # fmt: skip
         pass
     assert not (tmp_path / "run").exists()

@@ -65,7 +65,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
     if generation.logits_alone(reference, target):
-        return generation.compare_logits(reference, target, options, again)
+        return generation.compare_logits(reference, target, options, again, third)
     timing: dict[str, float] = {}
 
     def tell(done: int, of: int, what: str) -> None:

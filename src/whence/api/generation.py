@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from whence import align
+from whence import __version__, align
 from whence.align import prompts as sequences
 from whence.align.tokens.prompts import Prompt
 from whence.errors import ElementsMissing
@@ -38,11 +38,13 @@ def logits_alone(*runs: Run) -> bool:
     return any(run.info.options.get("level") == "logits" for run in runs)
 
 
-def compare_logits(reference: Run, target: Run, options: CompareOptions, again: Sequence[Run] = ()) -> Comparison:
-    """Compare two runs by their logits alone. again: further runs of the reference; what they differ by is noise.
+def compare_logits(reference: Run, target: Run, options: CompareOptions, again: Sequence[Run] = (), third: Run | None = None) -> Comparison:
+    """Compare two runs by their logits alone. again: further runs of the reference; what they differ by is noise. third: is noted.
 
     The status is that of `decide`; a finding names the root, the step and the token, for no module was captured.
     """
+    given = {"--third": third, "--policy": options.policy, "--map": options.chart, "--model": options.model}
+    unused = [words for words, value in given.items() if value is not None]
     told = _Generated(reference, target)
     found = told.judged([r for run in again for r in _Generated(reference, run).errors()], logits_only=True)
     findings = _findings(found, told)
@@ -51,15 +53,17 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
     coverage = Coverage(of, compared, measured, 0, 0, bool(compared) and measured == compared)
     notes = [n.text for run in (reference, target) for n in run.notes if n.kind in ("logits", "budget", "error")]
     notes += [f"{side}: {text}" for side, run in (("reference", reference), ("target", target)) for text in align.changed(run)]
+    notes += [f"{words} needs modules: it changes nothing between logits alone" for words in unused]
     status, why = decide(findings, (), coverage, inputs_differ=False, strict=options.strict, min_coverage=options.min_coverage)
     if status == "undecided" and not findings:
         why = _too_few(found, coverage, options.min_coverage)
     differs = next((t for t in found.tokens if t.verdict not in ("identical", "noise")), None)
+    versions = {"whence": __version__, "format": str(reference.info.format)}
     return Comparison(
         status=status, evidence="two dumps" if compared else "", reference=reference.path, target=target.path, findings=tuple(findings),
         first_difference=None if differs is None else told.first_difference(differs, found),
         counts=dict(Counter(t.verdict for t in found.tokens)), coverage=coverage,
-        unmatched=found.alone_reference + found.alone_target, incomparable=compared - measured, inputs_differ=(), versions={},
+        unmatched=found.alone_reference + found.alone_target, incomparable=compared - measured, inputs_differ=(), versions=versions,
         plan=Plan(()), rows=(), verdicts=(), headline=why, notes=tuple(notes), environment=tuple(align.differences(reference, target)),
         generation=found,
     )  # fmt: skip
