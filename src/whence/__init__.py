@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from whence.api import capture as capture
     from whence.api import compare, doctor, load_comparison, open_run, record, recording
     from whence.api import locate as locate
+    from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
-__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run", "record", "recording"]
+__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run", "record", "recording", "tokens"]
 
 
 class _Whence(ModuleType):

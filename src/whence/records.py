@@ -91,6 +91,13 @@ class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
     nbytes: int
 
 
+class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
+    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is the dump itself; a place in that file
+    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0")."""
+
+    file: str
+
+
 Elements = Kept | Increment | External
 
 
@@ -114,12 +121,17 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     hash: str = ""
     statistics: Statistics | None = None
     sketch: Sketch | None = None
-    elements: Elements | None = None
+    elements: Elements | Dumped | None = None
     why: str = ""
     columns: dict[str, float | None] = {}
     subclass: str = ""
     quantum: float = 0.0
     whole: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Where a dump keeps the elements, as `Dumped` says; "" for what is not of a dump."""
+        return self.elements.file if isinstance(self.elements, Dumped) else ""
 
     @property
     def count(self) -> int:
@@ -154,6 +166,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
     error: the exception that left this call, if one did (its outputs are then missing).
     origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
+    files: slot -> where a foreign dump keeps this sight of a tensor (`Record.file`), of slots whose record is an earlier sight.
     """
 
     id: int
@@ -180,6 +193,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     notes: tuple[str, ...] = ()
     error: str = ""
     origins: tuple[str, ...] = ()
+    files: dict[str, str] = {}
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""

@@ -231,7 +231,7 @@ def test_nan_logits_are_never_noise(reference, tmp_path):
 def test_the_files(reference, tmp_path):
     _captured(tmp_path / "tgt", model(torch.bfloat16), force_tokens=reference[0])
     found = whence.compare(reference[0], tmp_path / "tgt", output=tmp_path / "cmp")
-    rows = list(csv.DictReader((tmp_path / "cmp" / "tokens.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "cmp" / "generation.csv").read_text().splitlines()))
     assert len(rows) == found.generation.compared
     left, right = open_run(reference[0]), open_run(tmp_path / "tgt")
     for row in rows[::17]:

@@ -289,4 +289,4 @@ def test_from_the_command_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1
     assert "TOKENS             0 of 8 prompts pass; 96 of 96 tokens compared" in done.stdout
-    assert (tmp_path / "cmp" / "tokens.csv").read_text().startswith("verdict,prompt,token,")
+    assert (tmp_path / "cmp" / "generation.csv").read_text().startswith("verdict,prompt,token,")

@@ -6,12 +6,14 @@ Importing it loads no framework and no stage; each function imports what it need
 from whence.api.capturing import attach, capture
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
+from whence.api.generated import first_difference, tokens
 from whence.api.labels import record, recording
 from whence.api.patching import locate
-from whence.api.results import compare, face, free_output, load_comparison, load_policy
-from whence.api.runs import open_run, recover, run_command, scrub, warmup
+from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
+from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
 
 __all__ = [
-    "attach", "capture", "compare", "doctor", "doctor_command", "face", "fault_sites", "free_output", "load_comparison", "load_policy",
-    "locate", "open_run", "planted", "record", "recording", "recover", "run_command", "scrub", "warmup",
+    "attach", "capture", "compare", "doctor", "doctor_command", "face", "fault_sites", "first_difference", "free_output", "load_comparison",
+    "load_policy", "locate", "open_run", "open_to_show", "planted", "record", "recording", "recover", "run_command", "scrub", "tokens",
+    "views", "warmup",
 ]  # fmt: skip

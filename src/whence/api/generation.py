@@ -16,7 +16,7 @@ from whence import __version__, align
 from whence.align import prompts as sequences
 from whence.align.tokens.prompts import Prompt
 from whence.errors import ElementsMissing
-from whence.judge import tokens as choice
+from whence.judge import logits as choice
 from whence.judge.limits import U32, unit_roundoff
 from whence.locate import decide
 from whence.metrics.logits import LogitFigures, of_token
@@ -43,7 +43,13 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
 
     The status is that of `decide`; a finding names the root, the step and the token, for no module was captured.
     """
-    given = {"--third": third, "--policy": options.policy, "--map": options.chart, "--model": options.model}
+    given = {
+        "--third": third,
+        "--policy": options.policy,
+        "--map": options.chart,
+        "--model": options.model,
+        "--view": options.views or None,
+    }
     unused = [words for words, value in given.items() if value is not None]
     told = _Generated(reference, target)
     found = told.judged([r for run in again for r in _Generated(reference, run).errors()], logits_only=True)

@@ -64,6 +64,8 @@ class Judging:
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         verdicts = self.tapped.verdicts()
+        for label, index in self.tapped.labels.items():
+            verdicts[label, -1] = self._unless_partial(verdicts[label, -1], self.faces.slots[index].values())
         self.inside |= self.tapped.inside()
         self.not_replayed |= self.tapped.not_replayed
         paired = [
@@ -313,6 +315,7 @@ class Judging:
                 self.first.setdefault(slot.reference_record, slot.target_record)
         made = set(region.outputs)
         own: list[tuple[str, SlotPair]] = []
+        fresh: set[int] = set()
         for name, slot in outputs:
             # What calls without a partner made was never seen face to face before.
             handed_on = slot.reference_record not in made and slot.reference_record in self.first
@@ -321,11 +324,12 @@ class Judging:
             changed = seen != slot.target_record and not self._one_content(seen, slot.target_record)
             if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
+                fresh |= set() if handed_on else {slot.reference_record}
         errors_in = self.seen_errors.setdefault(region.call, [])
         errors_in += [
             self.faces.error(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
-            if r in self.first and (r, self.first[r]) in self.faces.measured
+            if r in self.first and r not in fresh and (r, self.first[r]) in self.faces.measured
         ]
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         inner: dict[str, str] = {}

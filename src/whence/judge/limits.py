@@ -28,7 +28,7 @@ class Limits:
     whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     otherwise: what rounding may make of the root's outputs where it was given other positions or masks, in unit roundoffs (at 16
     bits 0.05, or ten).
-    flip: gap between two logits that rounding still closes, in standard deviations of a logit's own error (judge.tokens).
+    flip: gap between two logits that rounding still closes, in standard deviations of a logit's own error (judge.logits).
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 

@@ -41,7 +41,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     for number, prompt in enumerate(_shown(found.prompts)):
         yield ("  prompts" if number == 0 else ""), _prompt(prompt, found)
     if len(found.prompts) > _MOST_PROMPTS:
-        yield "", f"{count(len(found.prompts) - _MOST_PROMPTS)} more in tokens.csv"
+        yield "", f"{count(len(found.prompts) - _MOST_PROMPTS)} more in generation.csv"
     for side, n in (("reference", found.alone_reference), ("target", found.alone_target)):
         if n:
             yield f"  only {side}", count(n, "prompt")
@@ -99,8 +99,8 @@ def _figure(token: Token, name: str) -> str:
     return "not known" if value is None else f"{value:.3g}"
 
 
-def tokens_csv(result: Comparison) -> str:
-    """`tokens.csv`: one line per token that was compared, in the order in which the reference chose them."""
+def generation_csv(result: Comparison) -> str:
+    """`generation.csv`: one line per token that was compared, in the order in which the reference chose them."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("verdict", "prompt", "token", "index", "step", "row", "target_step", "target_row", "reference", "target", "score",
