@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence import align
+from whence.api import generation
 from whence.api.again import Again
 from whence.api.answering import Answer
 from whence.api.checkpoints import complete
@@ -67,6 +68,8 @@ def compare_runs(
     reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
 ) -> Comparison:
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    if generation.logits_alone(reference, target):
+        return generation.compare_logits(reference, target, options, again, third)
     timing: dict[str, float] = {}
 
     def tell(done: int, of: int, what: str) -> None:
@@ -119,7 +122,7 @@ def compare_runs(
     status, why = decide(
         found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage
     )  # fmt: skip
-    return Comparison(
+    result = Comparison(
         status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
         first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
         unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
@@ -138,6 +141,9 @@ def compare_runs(
         environment=tuple(align.differences(left, right)), timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
+    with _Timer(timing, "tokens"):
+        made = generation.generated(own, other, result, faces.calls)
+    return msgspec.structs.replace(result, generation=made) if made is not None else result
 
 
 class _Timer:

@@ -54,6 +54,16 @@ import click
 )
 @click.option("--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from.")
 @click.option("--inject", metavar="FAULT@NAME", default="", help="Plant a fault (scale@layers.3.mlp), to see it found.")
+@click.option(
+    "--level", type=click.Choice(["modules", "logits"]), default="modules", show_default=True,
+    help="Every module call, or of every model call its tokens and logits alone."
+)  # fmt: skip
+@click.option("--logits-module", metavar="PATTERN", default="", help="With --level logits: the module inside that makes the logits.")
+@click.option(
+    "--positions", type=click.Choice(["last", "all"]), default="last", show_default=True,
+    help="With --level logits: of the last token of each row, or of all."
+)  # fmt: skip
+@click.option("--force-tokens", metavar="REF", default="", help="Go on with the tokens of this run, not with the program's own.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
 def command(run_path: str, cmd: tuple[str, ...], **given: Any) -> int:
     """Words -> `api.run_command`."""
