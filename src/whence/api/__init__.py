@@ -6,12 +6,15 @@ Importing it loads no framework and no stage; each function imports what it need
 from whence.api.capturing import attach, capture
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
+from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.patching import locate
 from whence.api.results import compare, face, free_output, load_comparison, load_policy
 from whence.api.runs import open_run, recover, run_command, scrub, warmup
+from whence.api.sided import compare_labels, run_labels
 
 __all__ = [
-    "attach", "capture", "compare", "doctor", "doctor_command", "face", "fault_sites", "free_output", "load_comparison", "load_policy",
-    "locate", "open_run", "planted", "record", "recording", "recover", "run_command", "scrub", "warmup",
+    "attach", "attach_labels", "capture", "compare", "compare_labels", "doctor", "doctor_command", "face", "fault_sites", "free_output",
+    "include", "label", "load_comparison", "load_policy", "locate", "new_id", "open_run", "planted", "record", "recording", "recover",
+    "run_command", "run_labels", "scrub", "task", "warmup",
 ]  # fmt: skip

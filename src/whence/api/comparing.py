@@ -16,6 +16,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.foreign import described
 from whence.api.judging import Judging
+from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
@@ -38,6 +39,7 @@ class CompareOptions:
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program.
+    stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
     replay: bool = True
@@ -54,6 +56,7 @@ class CompareOptions:
     policy: Policy | None = None
     chart: align.Map | None = None
     model: Models | None = None
+    stated: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -68,6 +71,7 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
+        reference, target, labelled = labelled_plain(reference, target)
         within = functools.partial(inside, allow=options.allow) if options.replay else None
         own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
         aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
@@ -117,7 +121,7 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(),

@@ -2,8 +2,12 @@
 
 from whence.report.doctoring import checkup
 from whence.report.files import everything_json, summary, summary_data, table_csv
+from whence.report.labels import labels_answer, labels_csv
 from whence.report.locating import location
 from whence.report.planning import plan_json, plan_map, plan_text
 from whence.report.text import answer
 
-__all__ = ["answer", "checkup", "everything_json", "location", "plan_json", "plan_map", "plan_text", "summary", "summary_data", "table_csv"]
+__all__ = [
+    "answer", "checkup", "everything_json", "labels_answer", "labels_csv", "location", "plan_json", "plan_map", "plan_text", "summary",
+    "summary_data", "table_csv",
+]  # fmt: skip
