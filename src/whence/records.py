@@ -91,6 +91,13 @@ class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
     nbytes: int
 
 
+class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
+    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is the dump itself; a place in that file
+    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0")."""
+
+    file: str
+
+
 Elements = Kept | Increment | External
 
 
@@ -114,12 +121,17 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
     hash: str = ""
     statistics: Statistics | None = None
     sketch: Sketch | None = None
-    elements: Elements | None = None
+    elements: Elements | Dumped | None = None
     why: str = ""
     columns: dict[str, float | None] = {}
     subclass: str = ""
     quantum: float = 0.0
     whole: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Where a dump keeps the elements, as `Dumped` says; "" for what is not of a dump."""
+        return self.elements.file if isinstance(self.elements, Dumped) else ""
 
     @property
     def count(self) -> int:

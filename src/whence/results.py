@@ -294,6 +294,52 @@ class Nearest(msgspec.Struct, frozen=True):
     why: str
 
 
+class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One side of a row of a view: a tensor of a call, with its figures.
+
+    kind: of the call. file: where the dump keeps the tensor. not_finite: has it NaN or Inf.
+    """
+
+    name: str
+    kind: str
+    op_type: str
+    occurrence: int
+    phase: str
+    slot: str
+    step: int
+    rank: int
+    dtype: str
+    shape: tuple[int, ...]
+    file: str = ""
+    source: str = ""
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    not_finite: bool = False
+
+
+class ViewRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A pair of tensors as a view shows it, or one without a partner.
+
+    call: ids of both calls, -1 for none. slot: of the reference, or of the only one. figures: by the tool's formulas; why: its reason for
+    none. result, message: as the tool decides. verdict, rel_l2, max_abs_err, note: whence's own.
+    """
+
+    call: tuple[int, int]
+    slot: str
+    reference: Shown | None
+    target: Shown | None
+    figures: dict[str, float | str | None] = {}
+    why: str = ""
+    result: str = ""
+    message: str = ""
+    verdict: str = ""
+    rel_l2: float | None = None
+    max_abs_err: float | None = None
+    note: str = ""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -302,7 +348,7 @@ class Comparison(msgspec.Struct, frozen=True):
     nearest to some of them. environment: conditions
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
-    declared: losses that a policy allows, and those of quantised layers without one.
+    declared: losses that a policy allows, and those of quantised layers without one. views: the rows of each view that was asked for.
     """
 
     status: str
@@ -329,6 +375,7 @@ class Comparison(msgspec.Struct, frozen=True):
     timing: dict[str, float] = {}
     repetition: Repetition | None = None
     third: ThirdRun | None = None
+    views: dict[str, tuple[ViewRow, ...]] = {}
 
 
 class OutputError(msgspec.Struct, frozen=True):

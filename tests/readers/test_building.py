@@ -7,9 +7,11 @@ import pytest
 
 import whence
 from whence.api.foreign import Described, described
+from whence.api.runs import open_to_show
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED, Building, Opened
 from whence.records import Statistics
+from whence.report import show
 
 RNG = np.random.default_rng(5)
 WEIGHTS = [RNG.standard_normal((16, 16)) / 4 for _ in range(5)]
@@ -172,3 +174,28 @@ def test_statistics_alone_name_a_fault():
 
 
 RNG_FIXED = np.random.default_rng(3).standard_normal((4, 50))
+
+
+def test_a_record_says_which_file_of_the_dump_keeps_it():
+    building = Building("dump", "npy")
+    building.call("linear", outputs=[building.array(np.ones((2, 3), np.float32), file="0/linear.npy")])
+    assert [r.file for r in building.run().records] == ["0/linear.npy"]
+
+
+def test_the_root_that_stands_for_the_whole_is_not_counted():
+    result = whence.compare(chain(steps=2), chain(steps=2, change=fault))
+    assert (result.coverage.calls, result.coverage.paired, result.coverage.measured) == (10, 10, 10)
+    assert sum(result.counts.values()) == 10
+
+
+def test_show_looks_at_a_dump(tmp_path):
+    np.savez(tmp_path / "dump.npz", fc1=np.arange(6.0).reshape(2, 3), fc2=np.ones(4, np.float32))
+    text = "\n".join(show.text(open_to_show(str(tmp_path / "dump.npz")), show.Choice()))
+    assert "2 tensors, 64 B, elements of 64 B kept" in text
+    assert "max 5" in text
+    assert "mean 2.5" in text
+    assert "program" not in text
+    one = "\n".join(show.one(open_to_show(str(tmp_path / "dump.npz"), every=False), "fc1", show.Choice()))
+    assert "48 B in the dump" in one
+    printed = "\n".join(show.text(chain(text=4, shown=2), show.Choice()))
+    assert "[2, 16] of [6, 16]" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from whence.api.judging import Judging
 from whence.api.third import Third
 from whence.api.unread import unread
 from whence.dtypes import Array
+from whence.readers import GATHERED
 from whence.records import Call
 from whence.results import Coverage, Finding, Nearest, Row, SlotPair, Verdict, severity
 
@@ -51,8 +53,13 @@ class Answer:
                 worst[pair.reference] = "incomparable"
         return worst
 
+    def counts(self, per_call: Mapping[int, str]) -> dict[str, int]:
+        """How many calls have each verdict; a root that only stands for the whole of a dump is none."""
+        return dict(Counter(verdict for call, verdict in per_call.items() if GATHERED not in self.faces.calls[call].notes))
+
     def coverage(self, per_call: Mapping[int, str]) -> Coverage:
-        selected = align.selected(self.faces.calls)
+        selected = [c for c in align.selected(self.faces.calls) if GATHERED not in c.notes]
+        put_together = [c for c in self.faces.calls if GATHERED in c.notes]
         for number, pair in enumerate(self.faces.plan.pairs):
             if self.faces.shows_no_inside(number, pair):
                 self.judging.inside[pair.reference] = len(self.faces.alone(pair.reference))
@@ -65,13 +72,14 @@ class Answer:
             measured += full
             if call.parent == -1 and not full:
                 root_ok = False
+        for call in put_together:
+            root_ok &= (index := paired.get(call.id)) is not None and self._outputs_known(call, index)
+        facing = len(self.faces.plan.pairs) - sum(call.id in paired for call in put_together)
         return Coverage(
             len(selected),
-            len(self.faces.plan.pairs),
+            facing,
             measured,
-            len(self.faces.plan.pairs) - len(self.judging.not_replayed) + sum(self.judging.inside.values())
-            if self.judging.replayer is not None
-            else 0,
+            facing - len(self.judging.not_replayed) + sum(self.judging.inside.values()) if self.judging.replayer is not None else 0,
             sum(1 for c in selected if c.program or (self.judging.replayer is not None and self.judging.replayer.reference.borrows(c))),
             root_ok,
             sum(self.judging.inside.values()),

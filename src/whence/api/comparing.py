@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from whence import align
 from whence.api.again import Again
@@ -15,6 +16,7 @@ from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.foreign import described
+from whence.api.forms import formed
 from whence.api.judging import Judging
 from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
@@ -22,6 +24,7 @@ from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
+from whence.api.viewing import viewed
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
 from whence.records import Run, regions
@@ -38,7 +41,7 @@ class CompareOptions:
     chart: who faces whom, as the user says. sample: "all" replays every call,
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
-    model: the user's own, for calls of the reference without a usable program.
+    model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
     stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
@@ -56,6 +59,7 @@ class CompareOptions:
     policy: Policy | None = None
     chart: align.Map | None = None
     model: Models | None = None
+    views: tuple[str, ...] = ()
     stated: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
@@ -103,6 +107,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
+        verdicts = formed(verdicts, faces)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
@@ -110,13 +115,15 @@ def compare_runs(
         found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)
+    if not faces.measured:  # a dump without tensors
+        coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     every, plan = tuple(verdicts.values()), faces.plan
     status, why = decide(
         found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage
     )  # fmt: skip
     return Comparison(
         status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
-        first_difference=answer.first_difference(per_call), counts=dict(Counter(per_call.values())), coverage=coverage,
+        first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
         unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
@@ -131,6 +138,7 @@ def compare_runs(
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
+        views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
 
 

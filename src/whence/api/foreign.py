@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ from whence import dtypes
 from whence.arrays import host
 from whence.errors import ElementsMissing
 from whence.readers import Opened
-from whence.records import Call, Over, Record, Ref, Run, children
+from whence.records import Call, Looked, Over, Record, Ref, Run, children
 
 _TELLING = 8  # elements from which on equal content is no coincidence
+_SHOWN_BYTES = 4 << 30
 _KERNELS_FROM_BYTES = 50_000_000  # of elements; below, loading the compiled pass costs more than it saves
 
 
@@ -28,8 +30,7 @@ class Described(Over):
     """
 
     def __init__(self, base: Opened, threads: int | None = None) -> None:
-        nbytes = sum(r.count * dtypes.named(r.dtype).itemsize for r in base.records if not r.why)
-        kernels = True if nbytes > _KERNELS_FROM_BYTES else None
+        kernels = True if _nbytes(base) > _KERNELS_FROM_BYTES else None
         with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
             records = list(pool.map(lambda record: _described(base, record, kernels), base.records))
         super().__init__(base, _joined(base.calls, records), records)
@@ -38,6 +39,20 @@ class Described(Over):
 def described(run: Run) -> Run:
     """The run as `Described` when a reader opened it, else the run itself. Reads every tensor once."""
     return Described(run) if isinstance(run, Opened) else run
+
+
+def described_when_shown(run: Run, *, every: bool) -> Run:
+    """A dump whose tensors get their figures when they are looked at; another run as it is.
+
+    every: all of them will be; then only when that takes seconds (up to 4 GiB of elements).
+    """
+    if not isinstance(run, Opened) or (every and _nbytes(run) > _SHOWN_BYTES):
+        return run
+    return Over(run, None, Looked(len(run.records), functools.cache(lambda i: _described(run, run.records[i], None))))
+
+
+def _nbytes(run: Run) -> int:
+    return sum(r.count * dtypes.named(r.dtype).itemsize for r in run.records if not r.why)
 
 
 def _described(run: Run, record: Record, kernels: bool | None) -> Record:

@@ -313,6 +313,7 @@ class Judging:
                 self.first.setdefault(slot.reference_record, slot.target_record)
         made = set(region.outputs)
         own: list[tuple[str, SlotPair]] = []
+        fresh: set[int] = set()
         for name, slot in outputs:
             # What calls without a partner made was never seen face to face before.
             handed_on = slot.reference_record not in made and slot.reference_record in self.first
@@ -321,11 +322,12 @@ class Judging:
             changed = seen != slot.target_record and not self._one_content(seen, slot.target_record)
             if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
+                fresh |= set() if handed_on else {slot.reference_record}
         errors_in = self.seen_errors.setdefault(region.call, [])
         errors_in += [
             self.faces.error(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
-            if r in self.first and (r, self.first[r]) in self.faces.measured
+            if r in self.first and r not in fresh and (r, self.first[r]) in self.faces.measured
         ]
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         inner: dict[str, str] = {}

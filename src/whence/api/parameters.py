@@ -15,12 +15,13 @@ class Parameters:
 
     def __init__(self, faces: Faces) -> None:
         self.faces = faces
-        self._first: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
         self._known: dict[tuple[int, int], judge.ParameterDifference] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
         """Is this parameter as the run started with, not as the run changed it?"""
-        key = (call.root, call.scope, slot.reference_slot)
+        # Operators of one name are as many operators as there are calls.
+        key = (call.root, call.scope, call.occurrence if call.kind == "operator" else 0, slot.reference_slot)
         return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (slot.reference_record, slot.target_record)
 
     def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
@@ -47,6 +48,8 @@ class Parameters:
             return judge.ParameterDifference(False, False, "the same elements in another order (they were not kept, so not which)")
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
             return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
+        if a.dtype == b.dtype and a.shape == b.shape and a.statistics and b.statistics and a.statistics != b.statistics:
+            return judge.ParameterDifference(False, True, "statistics differ (elements were not kept, so not how)", {})
         return judge.ParameterDifference(False, False, "elements were not kept")
 
     def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:

@@ -33,10 +33,12 @@ def compare(
     third: str | os.PathLike[str] | Run | None = None,
     policy: str | os.PathLike[str] | Policy | None = None,
     mapping: str | os.PathLike[str] | None = None,
+    program: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
     model: str | Module | Callable[[], Module] | None = None,
     match: str = "auto",
     sample: str = "auto",
     budget: float | None = None,
+    view: str | Sequence[str] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
@@ -48,16 +50,20 @@ def compare(
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
     policy: declared differences (docs/policy.md), a file or what `load_policy` made of it.
     mapping: a YAML file that says who faces whom (docs/alignment.md).
+    program: of two logs without data flow, the program that was run (.pdmodel, PIR .json; docs/formats.md); two when the target's is
+    another one. It says what each tensor was made of, and what the two programs differ in.
     model: the reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it, or
     "module:factory", which is imported (and so runs). Weights come from the run; it is never written.
     match: how calls find their partners. "auto": by names, then order, data flow and content; "exact": equal names only; "names": also
     those that differ in spelling; "order": line by line, refused at the first line that disagrees.
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
+    view: names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the folder.
     Raises UnreadableRun, UsageError, OutputExists.
     """
+    from whence import report
     from whence.align import MATCHES, load_map
-    from whence.api import labels, modelling
+    from whence.api import labels, modelling, statics
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
@@ -69,6 +75,9 @@ def compare(
         raise UsageError(f"sample {sample!r}: auto or all")
     if budget is not None and not budget >= 0:
         raise UsageError(f"budget {budget}: seconds, 0 or more")
+    views = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
+    if unknown := [name for name in views if name not in report.views()]:
+        raise UsageError(f"view {unknown[0]!r}: {', '.join(report.views())}")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     if model is not None and not replay:
@@ -89,12 +98,18 @@ def compare(
         opened(target, "<target arrays>"),
         opened(third) if third is not None else None,
     )
+    given = statics.programs(program, opened)
+    if given:
+        left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
-        budget=budget, model=modelling.read(model) if model is not None else None, progress=progress,
+        budget=budget, model=modelling.read(model) if model is not None else None, views=views, progress=progress,
     )  # fmt: skip
-    result = compare_runs(left, right, options, again=[opened(run) for run in again], third=finer)
+    if statics.is_program(left) or statics.is_program(right):
+        result = statics.compare(left, right)
+    else:
+        result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given)
     if folder is not None:
         write(result, folder)
     return result
@@ -171,6 +186,7 @@ def write(result: Comparison, folder: Path) -> None:
             ("summary.json", report.summary(result)),
             ("report.csv", report.table_csv(result)),
             ("report.json", report.everything_json(result)),
+            *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
         ):
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -23,6 +23,16 @@ def open_run(path: str) -> Run:
     return readers.open_run(path)
 
 
+def open_to_show(path: str, *, every: bool = True) -> Run:
+    """As `open_run`, with figures of a dump's tensors, which are taken when they are looked at.
+
+    every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them all would take minutes.
+    """
+    from whence.api.foreign import described_when_shown
+
+    return described_when_shown(open_run(path), every=every)
+
+
 def run_command(
     command: Sequence[str],
     run_path: str,

@@ -14,7 +14,7 @@ import msgspec
 from whence.dtypes import Array
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.records import Call, Note, Program, Record, Ref, Run, RunInfo, Step
-from whence.results import Comparison, Finding
+from whence.results import Comparison, Finding, Shown, ViewRow
 
 RULE = "label"
 
@@ -323,35 +323,36 @@ def write_table(rows: Sequence[Facing], folder: Path) -> None:
     from whence.errors import StoreFailed
 
     try:
-        (folder / "cmp_report.csv").write_text(report.labels_csv([_row(row) for row in rows]), encoding="utf-8")
+        (folder / "cmp_report.csv").write_text(report.labels_csv(map(_row, rows)), encoding="utf-8")
     except OSError as error:
         raise StoreFailed(f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}") from error
 
 
-def _row(row: Facing) -> dict[str, Any]:
-    """The cells of one row."""
-    from whence.metrics.flattened import flattened
+def _row(row: Facing) -> ViewRow:
+    """What the table says of one row."""
+    from whence import metrics
 
-    one = row.reference or row.target
-    assert one is not None
-    cells: dict[str, Any] = {"data_id": one.given or ("/".join(x for x in (one.task, f"{one.call.scope}#{one.occurrence}") if x))}
-    figures, why = None, row.why
-    arrays = []
-    for column, label in (("pta", row.reference), ("acl", row.target)):
-        if label is None:
-            continue
-        record = label.record
-        cells |= {f"{column}_data_path": _path(label), f"{column}_dtype": record.dtype, f"{column}_shape": record.shape}
+    why, arrays = row.why, []
+    for side, label in (("reference", row.reference), ("target", row.target)):
         try:
-            arrays.append(label.run.array(label.call.refs[0].record))
+            if label is not None:
+                arrays.append(label.run.array(label.call.refs[0].record))
         except ElementsMissing as error:
-            side = "reference" if column == "pta" else "target"
-            why = why or f"{side}: {record.why or error}"
+            why = why or f"{side}: {label.record.why or error}" if label is not None else why
+    figures: metrics.Figures = {}
     if len(arrays) == 2:
-        figures = flattened(*arrays)
-        why = why or figures.why
-        cells |= {name: value for name, value in figures._asdict().items() if name != "why"}
-    return {**cells, "cmp_flag": figures is not None and not figures.why, "cmp_fail_reason": why}
+        figures, why = metrics.VIEWS["aclcmp"](*arrays)
+    shown = [_shown(label) if label is not None else None for label in (row.reference, row.target)]
+    return ViewRow((-1, -1), "output.0", shown[0], shown[1], figures=figures, why=why)
+
+
+def _shown(label: Label) -> Shown:
+    record, call = label.record, label.call
+    data_id = label.given or "/".join(x for x in (label.task, f"{call.scope}#{label.occurrence}") if x)
+    return Shown(
+        name=data_id, kind=call.kind, op_type="", occurrence=label.occurrence, phase=call.phase, slot="output.0", step=label.step,
+        rank=call.rank, dtype=record.dtype, shape=record.shape, file=_path(label), source=call.source,
+    )  # fmt: skip
 
 
 def _path(label: Label) -> str:

@@ -29,6 +29,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import blocks
 from whence.judge.policy import Entry
+from whence.readers import UNORDERED
 from whence.records import Call, Program, Region, Run
 from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
 
@@ -123,7 +124,7 @@ class Tapped:
 
     def __init__(self, faces: Faces, tiles: Sequence[Region], replayer: Replayer | None) -> None:
         self.faces, self._replayer = faces, replayer
-        self.labels = {p.reference: i for i, p in enumerate(faces.plan.pairs) if faces.calls[p.reference].kind == "label"}
+        self.labels = {p.reference: i for i, p in enumerate(faces.plan.pairs) if _is_label(faces.calls[p.reference])}
         self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == TENSOR_RULE and p.reference not in self.labels}
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
@@ -237,13 +238,16 @@ class Tapped:
             # Statistics and lone elements of tensors that need not be computed from each other say nothing.
             errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]
             u = max((e.u for e in errors), default=0.0)
-            growth = judge.grow(before[step], errors, u)
+            has_order = UNORDERED not in self.faces.calls[call].notes
+            growth = judge.grow(before[step] if has_order else [judge.Error(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)
             if self.faces.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
             elif not before[step] and verdict.verdict == "introduced":
                 said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
                 verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
+            if not has_order and verdict.verdict == "undetermined":
+                verdict = _but(verdict, sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it inherits is not known")
             for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
                 own = self.faces.calls[call]
                 entry = self._tolerated.entry(slot, own, self.faces.target.calls[self.faces.plan.pairs[index].target])
@@ -525,6 +529,11 @@ def _inputs_of(program: Program, operation: int) -> list[str]:
                 made = program.operations[value["op"][0]]
                 todo += [*made.args, *made.kwargs.values()]
     return list(slots)
+
+
+def _is_label(call: Call) -> bool:
+    """A tensor under a name, of which nothing says what it was made of."""
+    return call.kind == "label" and not call.slots("input")
 
 
 def _said(value: float | None) -> str:

@@ -49,6 +49,9 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
 @click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
 @click.option("--map", "chart", metavar="FILE", help="Who faces whom, where whence cannot know it (YAML; docs/alignment.md).")
+@click.option(
+    "--program", multiple=True, metavar="FILE", help="Of two logs, the program that ran; once more when TGT ran another (.pdmodel, .json)."
+)
 @click.option("--plan", is_flag=True, help="Print who faces whom and why, and compare nothing.")
 @click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option(
@@ -68,6 +71,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option(
     "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, for calls whose program cannot be replayed; it is run."
 )
+@click.option(
+    "--view", multiple=True, metavar="NAME", help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
+    "torch_xray (repeatable; docs/views.md)."
+)  # fmt: skip
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
@@ -83,8 +90,9 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     result = api.compare(
         reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        mapping=given["chart"], match=given["match"],
-        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], progress=_progress(),
+        mapping=given["chart"], match=given["match"], program=given["program"] or None,
+        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], view=given["view"],
+        progress=_progress(),
     )  # fmt: skip
     if form == "text":
         text = report.answer(result, output=str(Path(folder)))

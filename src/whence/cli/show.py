@@ -49,7 +49,7 @@ def command(
     output: str | None,
     force: bool,
 ) -> int:
-    """Words -> `api.open_run` -> `report.show`."""
+    """Words -> `api.open_to_show` -> `report.show`."""
     if tree and form != "text":
         raise click.UsageError(f"--tree is text; --format {form} holds the tree numbers of every call")
     if tree and name:
@@ -60,7 +60,7 @@ def command(
     from whence.report.show import Choice
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
-    run = api.open_run(run_path)
+    run = api.open_to_show(run_path, every=not name)
     lines = _lines(run, Choice(pattern, numbers, step), name, tree, form, None if everything or output else LIMIT)
     if output is None:
         for line in lines:

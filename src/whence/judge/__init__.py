@@ -1,5 +1,6 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
+from whence.judge.forms import forms_of, told_apart
 from whence.judge.growth import Error, Growth, between, error_of, grow, lone_element
 from whence.judge.limits import LIMITS, Limits, coarser, unit_roundoff
 from whence.judge.local import Local
@@ -12,12 +13,13 @@ from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.stated import judge_stated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
+from whence.judge.views import results as view_results
 from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between", "coarser",
-    "elementwise", "error_of", "explain", "flips", "grow", "judge_leaf", "judge_region", "judge_stated", "judge_third", "local",
-    "lone_element", "of_unseen", "parameters", "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way",
-    "unit_roundoff", "whole", "with_third",
+    "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_stated", "judge_third",
+    "local", "lone_element", "of_unseen", "parameters", "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way",
+    "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
 ]  # fmt: skip

@@ -55,9 +55,23 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
                        sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}", slot=slot)  # fmt: skip
     if evidence.outputs and all(e.exact for e in evidence.outputs):
         return Verdict(evidence.pair, "identical", evidence="two dumps", numbers=numbers, sentence="bitwise equal")
+    if evidence.parameters and not evidence.outputs:
+        return _of_parameters(evidence)
     if evidence.local:
         return _from_replay(evidence, growth, numbers, limits)
     return judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
+
+
+def _of_parameters(evidence: LeafEvidence) -> Verdict:
+    """The verdict of a call of which there are parameters only, none of them known to differ: a checkpoint."""
+    unknown = [(slot, p) for slot, p in evidence.parameters if not p.comparable]
+    if not unknown:
+        return Verdict(evidence.pair, "noise", evidence="two dumps", sentence="its parameters are equal in the coarser dtype")
+    slot, difference = unknown[0]
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    # Nothing of it is known to agree.
+    return Verdict(evidence.pair, "undetermined", evidence="two dumps", numbers={"e_out": 1.0}, slot=slot,
+                   sentence=f"{slot.removeprefix('param.')}: {difference.sentence}{more}")  # fmt: skip
 
 
 def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, float | None], limits: Limits) -> Verdict:

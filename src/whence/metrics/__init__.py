@@ -10,5 +10,7 @@ from whence.metrics.custom import Custom, installed
 from whence.metrics.histogram import edges as histogram_edges
 from whence.metrics.metric import Metric
 from whence.metrics.pairs import METRICS, TIERS, measure, measure_many
+from whence.metrics.views import FORMULAS as VIEWS
+from whence.metrics.views import Figures
 
-__all__ = ["METRICS", "TIERS", "Custom", "Metric", "histogram_edges", "installed", "measure", "measure_many"]
+__all__ = ["METRICS", "TIERS", "VIEWS", "Custom", "Figures", "Metric", "histogram_edges", "installed", "measure", "measure_many"]

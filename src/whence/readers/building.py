@@ -13,13 +13,16 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Call, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
+from whence.records import Call, Dumped, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
 
 Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
 GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
+
+UNORDERED = "the dump does not say which tensor was made before which"
+"""The note of a call whose place among the others means nothing."""
 
 
 class Building:
@@ -42,14 +45,14 @@ class Building:
     def tensor(
         self, dtype: str, shape: tuple[int, ...], load: Load | None = None, *, why: str = "", statistics: Statistics | None = None,
         digest: str = "", quantum: float = 0.0, whole: tuple[int, ...] = (), device: str = "cpu", columns: Mapping[str, float | None] = {},
-        stride: tuple[int, ...] = (),
+        stride: tuple[int, ...] = (), file: str = "",
     ) -> int:  # fmt: skip
         """Add a tensor; returns its record.
 
         dtype: whence's name; one that whence does not know is kept as it stands and has no elements. shape: logical.
         load: gives the elements, of that dtype and shape, each time it is called; it may raise ElementsMissing (gone), and what else
         it raises becomes that. Without it `why` says why there are none. digest: the dump's own, prefixed ("md5:...").
-        quantum, whole: as `Record` says, for printed text.
+        quantum, whole: as `Record` says. file: as `Dumped` says.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
@@ -59,6 +62,7 @@ class Building:
         record = Record(
             number, dtype, tuple(shape), hash=digest, statistics=statistics, quantum=quantum, whole=whole, device=device,
             columns=dict(columns), stride=stride, why=why,
+            elements=Dumped(file) if load is not None or file else None,
         )  # fmt: skip
         self._records.append(record)
         if load is not None:

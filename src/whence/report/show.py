@@ -22,7 +22,7 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Call, External, Increment, Kept, Record, Ref, Run, Statistics
+from whence.records import Call, Dumped, External, Increment, Kept, Record, Ref, Run, Statistics
 from whence.report import plain
 
 EDGE = 3
@@ -193,7 +193,7 @@ def csv(run: Run, choice: Choice) -> Iterator[str]:
                 *("" if v is None else repr(v) for v in (s.min, s.max, s.mean, s.std, s.norm)),
                 *counts,
                 plain.cell(record.hash),
-                "yes" if record.elements is not None else "no",
+                "yes" if _kept(record) else "no",
                 plain.cell(record.why),
                 *("" if record.columns.get(column) is None else repr(record.columns[column]) for column in extra),
             ]
@@ -407,12 +407,12 @@ def _record_row(record: Record, ref: Ref) -> tuple[str, ...]:
     strange = ("", "") if s is None else (f"nan {s.nan}", f"inf {s.inf}")
     tail = [f"#{record.id}", *([f"({ref.edge})"] if ref.edge else [])]
     tail += [f"{key} {plain.number(value)}" for key, value in record.columns.items()]
-    tail += [f"[{record.why or 'elements not kept'}]"] if record.elements is None and record.why else []
+    tail += [f"[{record.why}]"] if record.why and not _kept(record) else []
     return (
         "",
         plain.clean(ref.slot),
         plain.clean(record.dtype),
-        plain.shape(record.shape),
+        plain.shape(record.shape) + (f" of {plain.shape(record.whole)}" if record.whole else ""),
         *labelled,
         *strange,
         plain.clean(" ".join(tail)),
@@ -434,10 +434,17 @@ def _steps(run: Run) -> Iterator[str]:
         sizes = [s.nbytes for s in steps]
         low, high = plain.size(min(sizes)), plain.size(max(sizes))
         lost = [s.step for s in steps if not s.kept]
-        line = f"{root}, rank {rank}: {plain.count(len(steps), 'step')}, {low if low == high else f'{low} to {high}'} of new elements each"
+        line = f"{root}, rank {rank}: {plain.count(len(steps), 'step')}"
+        if any(sizes):
+            line += f", {low if low == high else f'{low} to {high}'} of new elements each"
         yield line + (f"; elements not kept in {_ranges(lost)}" if lost else "")
     if not by_root:
         yield "none was finished"
+
+
+def _kept(record: Record) -> bool:
+    """Can its elements be read, as far as the run knows?"""
+    return record.elements is not None and not (isinstance(record.elements, Dumped) and record.why)
 
 
 def _nbytes(record: Record) -> int:
@@ -460,7 +467,7 @@ def _bytes_by_kind(run: Run) -> dict[str, tuple[int, int, int]]:
         size = _nbytes(record)
         total[0] += 1
         total[1] += size
-        total[2] += size if record.elements is not None else 0
+        total[2] += size if _kept(record) else 0
     return {kind: (sums[kind][0], sums[kind][1], sums[kind][2]) for kind in (*_KINDS, _UNUSED) if kind in sums}
 
 
@@ -481,7 +488,7 @@ def _program_counts(run: Run) -> dict[str, Any]:
 
 def _programs(run: Run) -> Iterator[str]:
     counts = _program_counts(run)
-    if not counts["calls"]:
+    if not counts["calls"] or run.info.kind != "whence":  # a dump never has one
         return
     usable, leaves = plain.count(counts["usable_calls"]), plain.count(counts["calls"], "leaf call")
     yield f"usable for {usable} of {leaves} ({plain.count(len(run.programs))} recorded)"
@@ -510,6 +517,8 @@ def _elements(record: Record) -> str:
             return f"kept as {plain.size(size)} after record #{base} along axis {axis}"
         case External(file=file, offset=offset, nbytes=size):
             return f"{plain.size(size)} in {file}, offset {offset}"
+        case Dumped(file=file):
+            return f"{plain.size(_nbytes(record))} in {file or 'the dump'}" if not record.why else f"not kept: {record.why}"
         case None:
             return f"not kept: {record.why}" if record.why else "no place recorded"
 

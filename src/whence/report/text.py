@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from whence.report.plain import clean, count
@@ -9,6 +10,7 @@ from whence.results import Comparison, Declared, Finding
 
 _LEFT = 19
 _MOST_FINDINGS = 5
+_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
           "nondeterministic", "incomparable", "undetermined")  # fmt: skip
 _CAUSES = {
@@ -85,6 +87,8 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     else:
         yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
     yield _row("  evidence", clean(finding.sentence))
+    if _LINE.search(finding.source):
+        yield _row("  called at", clean(finding.source))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
     if first and e_in is not None and e_out is not None and finding.verdict != "param-diff":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from whence.dtypes import DTYPES
-from whence.records import Call, Elements, External, Increment, Kept, Record, Statistics
+from whence.records import Call, Dumped, Elements, External, Increment, Kept, Record, Statistics
 from whence.store import journal as journal_file
 from whence.store.folder import FORMAT, INDEX
 from whence.store.journal import CALL, KINDS, OTHER, RECORD, Damage, Entry
@@ -174,7 +174,8 @@ class _Builder:
             raise _Doubt from error
         if len(digests) != 16 * len(batch) or not {len(r.hash) for r in batch} <= {0, 32}:
             raise _Doubt
-        kinds, shards, offsets, sizes, bases, axes = zip(*[_place(r.elements) for r in batch], strict=True)
+        places = [r.elements for r in batch if not isinstance(r.elements, Dumped)]  # which no record of a run is
+        kinds, shards, offsets, sizes, bases, axes = zip(*map(_place, places), strict=True)
         return {
             "dtype": [names[r.dtype] for r in batch],
             "shape_at": [len(r.shape) for r in batch],
@@ -343,6 +344,8 @@ def _wrong_record(record: Record, expected: int) -> str:
         return f"record {record.id} has the hash {record.hash[:40]!r}"
     if place is None:
         return ""
+    if isinstance(place, Dumped):
+        return f"record {record.id} lies in {place.file[:40]!r}, which is no part of a run"
     if not (0 <= place.offset < _LIMIT and 0 <= place.nbytes < _LIMIT):
         return f"record {record.id} lies at {place.offset} with {place.nbytes} bytes"
     if not isinstance(place, External) and not 0 <= place.shard < 1 << 31:

@@ -16,13 +16,14 @@ _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it cha
 def shifted(at: Pairing) -> None:
     """Shared numbers that contradict what they number: one call more or less in a list, and all behind it have other numbers.
 
-    Only where the lists differ in length or classes contradict each other, and an alignment that keeps the order fits far
+    Only where the lists differ in length or classes (of operators: types) contradict each other, and an alignment that keeps the order fits far
     better: then the numbers of that list, and all names below, are given up. Lists of one length keep their numbers: there,
     parameters in another place are a fault.
     """
     for mine, theirs in _numbered(at):
         keyed = [(s, at.face[s].other) for s in mine if s in at.face and at.face[s].rule in (EXACT, NORMAL, SIMILAR)]
-        clash = [(s, o) for s, o in keyed if at.contradict(s, o)]
+        both = _operators(at.left, mine) & _operators(at.right, theirs)  # not other names for the same, as `mul` is for `matmul`
+        clash = [(s, o) for s, o in keyed if at.contradict(s, o) or _other_operator(at, s, o, both)]
         if not keyed or (len(mine) == len(theirs) and not clash):
             continue
         if len(mine) * len(theirs) > 1 << 20:
@@ -51,6 +52,16 @@ def shifted(at: Pairing) -> None:
         for site, other in moved:
             at.pair(site, other, ORDER, f"the numbers contradict the content: {at.why(site, other)}")
             _below(at, site, other)
+
+
+def _operators(sites: Sites, among: list[int]) -> set[str]:
+    return {sites.first[s].op_type for s in among if sites.first[s].kind == "operator"}
+
+
+def _other_operator(at: Pairing, site: int, other: int, both: set[str]) -> bool:
+    """Are these two different operators, each of which the other's list has as well?"""
+    one, two = at.left.first[site].op_type, at.right.first[other].op_type
+    return one != two and one in both and two in both
 
 
 def _below(at: Pairing, site: int, other: int) -> None:

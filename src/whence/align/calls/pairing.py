@@ -41,6 +41,7 @@ class Pairing:
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
         self.renumbered: set[int] = set()  # sites of the reference whose numbers mean something else across
+        self.counted: set[int] = set()  # sites of the reference that were aligned as part of a sequence, whatever their counters
 
     def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
         before = self.back.get(other)

@@ -9,6 +9,7 @@ equally as ambiguous.
 
 from __future__ import annotations
 
+from whence.align.calls.counting import counted
 from whence.align.calls.flow import between_partners
 from whence.align.calls.lines import line_by_line
 from whence.align.calls.nesting import containers, learn, leaves, structure
@@ -44,6 +45,7 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
         normalised(at)
         if match == "auto":
             shifted(at)
+            counted(at)
         if not at.settled():
             spelt_alike(at)
             if match == "auto":

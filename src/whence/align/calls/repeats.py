@@ -33,7 +33,7 @@ def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
     back = {b: a for a, (b, _, _) in pairs.items()}
     for calls in left.values():
         across = {family_of[pairs[c][0]] for c in calls if c in pairs}
-        if len(across) != 1:
+        if len(across) != 1 or at.left.site_of[calls[0]] in at.counted:
             continue
         others = right[across.pop()]
         if len(calls) == len(others) or max(len(calls), len(others)) < 2 or max(len(calls), len(others)) > _LONGEST:

@@ -1,0 +1,53 @@
+"""Files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder tree of such files.
+
+Read without torch, and nothing in them is executed: see `parts.torch_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from whence.readers.building import Building
+from whence.readers.parts import named, torch_file
+from whence.readers.parts.named import Named
+from whence.readers.parts.stored import File
+from whence.readers.parts.torch_file import TorchTensor
+from whence.readers.place import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a .pt or .pth file of torch.save, or a folder of them"
+ORDER = 82
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(_is_ours(name) for name in place.files)
+    return torch_file.recognised(place.head)
+
+
+def open_run(place: Place) -> Run:
+    """Lazy: names, shapes and dtypes now, elements memory-mapped when asked for."""
+    building = Building(place.path, "torch")
+    named.add(building, named.of_files(building, place, _is_ours, _items))
+    return building.run()
+
+
+def _is_ours(name: str) -> bool:
+    name = name.lower()
+    return name.endswith((".pt", ".pth", ".ckpt")) or (name.endswith(".bin") and "pytorch_model" in name)
+
+
+def _items(building: Building, file: File, name: str) -> Iterator[Named]:
+    """The tensors of a file. name: of its only one, what the names of those in a container begin with."""
+    for inner, tensor in torch_file.tensors(torch_file.load(Path(file.name))):
+        yield of_tensor(named.below(name, inner), tensor, ordered=bool(inner))
+
+
+def of_tensor(name: str, tensor: TorchTensor | torch_file.Unknown, *, ordered: bool = False) -> Named:
+    """A tensor of a file as one with a name; one that is not read says so."""
+    if isinstance(tensor, TorchTensor):
+        stride = () if tensor.is_contiguous else tensor.stride
+        return Named(name, tensor.dtype, tensor.shape, tensor.array, ordered=ordered, stride=stride)
+    why = f"{tensor.name} is not read; save it as a plain tensor"
+    return Named(name, tensor.name.rpartition(".")[2], (), None, why, ordered=ordered)

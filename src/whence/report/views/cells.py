@@ -1,0 +1,71 @@
+"""Cells of views: what several tools write alike, and whence's own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from whence.report.plain import cell
+from whence.results import Shown, ViewRow
+
+Cell = str | float | int | None
+Columns = dict[str, Callable[[int, ViewRow], Cell]]
+
+
+def figure(name: str) -> Callable[[int, ViewRow], Cell]:
+    """A figure as Python prints it; empty where there is none."""
+    return lambda _, row: row.figures.get(name)
+
+
+def reference(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
+    """A cell about the reference's tensor; empty where there is none."""
+    return lambda _, row: make(row.reference) if row.reference is not None else None
+
+
+def target(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
+    """A cell about the target's tensor; empty where there is none."""
+    return lambda _, row: make(row.target) if row.target is not None else None
+
+
+def either(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
+    """A cell about the reference's tensor, or the target's where only it has one."""
+
+    def made(_: int, row: ViewRow) -> Cell:
+        shown = row.reference or row.target
+        return make(shown) if shown is not None else None
+
+    return made
+
+
+def path(shown: Shown) -> str:
+    """Where the dump keeps a tensor; its name where it has no file."""
+    return shown.file or name(shown)
+
+
+def name(shown: Shown) -> str:
+    """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" behind the call when it is its third of the step."""
+    again = f"#{shown.occurrence}" if shown.occurrence else ""
+    return f"{shown.name}{again}.{'backward.' if shown.phase == 'backward' else ''}{shown.slot}"
+
+
+def torch_dtype(shown: Shown) -> str:
+    return f"torch.{shown.dtype}"
+
+
+def shape(shown: Shown) -> str:
+    return str(list(shown.shape))
+
+
+def guarded(value: Cell) -> Cell:
+    """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
+    if isinstance(value, float):
+        return repr(value)
+    return cell(value) if isinstance(value, str) else value
+
+
+OWN: Columns = {
+    "whence_call": either(name),
+    "whence_verdict": lambda _, row: row.verdict,
+    "whence_rel_l2": lambda _, row: row.rel_l2,
+    "whence_max_abs_err": lambda _, row: row.max_abs_err,
+    "whence_note": lambda _, row: row.note,
+}

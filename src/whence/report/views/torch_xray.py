@@ -1,0 +1,38 @@
+"""torch_xray `compare`: result.csv, with the names of both sides in one column."""
+
+from __future__ import annotations
+
+from whence.report.views.cells import Columns, figure
+from whence.results import Shown, ViewRow
+
+_KINDS = {"param": "params", "input": "input", "output": "output", "mutated": "mutated", "grad": "grad"}
+
+
+def _key(shown: Shown | None) -> str:
+    if shown is None:
+        return "-"
+    kind, _, slot = shown.slot.partition(".")
+    call = ".".join(part for part in (shown.name, shown.op_type, str(shown.occurrence)) if part)
+    return f"{call}.{shown.phase}_{_KINDS.get(kind, kind)}.{slot}"
+
+
+def _module(_: int, row: ViewRow) -> str:
+    bench, target = _key(row.reference), _key(row.target)
+    return bench if bench == target else f"{bench}/{target}"
+
+
+def _count(_: int, row: ViewRow) -> int | None:
+    value = row.figures.get("gt_num")
+    return int(value) if isinstance(value, float) else None
+
+
+COLUMNS: Columns = {
+    "Index": lambda index, _: index,
+    "Status": lambda _, row: row.result or "Skip",
+    "Module (Bench/Target)": _module,
+    "Cosine": figure("cosine"),
+    "RMSE": figure("rmse"),
+    "IsClose (%)": figure("is_close"),
+    "Max Err (t)": figure("max_err"),
+    "GtNum": _count,
+}
