@@ -185,9 +185,9 @@ class Labels:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # noqa: BLE001 - what the program hands over may raise anything when it is read
             why = "is None: there is no tensor" if value is None else str(error) or type(error).__name__
-            shape = getattr(value, "shape", ())
-            shape = tuple(int(n) for n in shape) if isinstance(shape, tuple) and all(isinstance(n, int) for n in shape) else ()
-            return session.unreadable(str(getattr(value, "dtype", "")).removeprefix("torch."), shape, why)
+            known = hasattr(type(value), "dtype") and hasattr(type(value), "shape")  # not of proxies, which answer to any name
+            shape = tuple(int(n) for n in value.shape) if known else ()
+            return session.unreadable(str(value.dtype).removeprefix("torch.") if known else "", shape, why)
         from whence import dtypes
 
         return session.record(

@@ -20,6 +20,8 @@ _DYNAMO = "torch._dynamo.config"
 
 def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
     """(host array, stride where not contiguous, device, class) of a tensor; None for what is none. Raises UsageError with the reason."""
+    if isinstance(value, torch.fx.Proxy):
+        raise UsageError("the program is traced here, not run: there are no elements")
     if not isinstance(value, torch.Tensor):
         return None
     if is_traced():
@@ -27,7 +29,7 @@ def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
     device = str(value.device)
     if value.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UsageError("a CUDA graph is being recorded: reading the tensor would break it")
-    with Quiet():
+    with _Unrecorded(), Quiet():
         parts = adapter.plain(value)
         if parts is None or len(parts) != 1:
             raise UsageError(f"a {type(value).__name__} ({value.layout}, on {device}) has no elements to read here")
@@ -37,6 +39,19 @@ def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
         stride = () if tensor.is_contiguous() else tuple(tensor.stride())
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
         return adapter.to_host(tensor), stride, device, "" if plain else type(value).__name__
+
+
+class _Unrecorded:
+    """torch.jit.trace records nothing of what is done inside."""
+
+    def __enter__(self) -> None:
+        self._state = torch._C._get_tracing_state()
+        if self._state is not None:
+            torch._C._set_tracing_state(None)
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._state is not None:
+            torch._C._set_tracing_state(self._state)
 
 
 def let_through(functions: Sequence[Callable[..., None]]) -> None:
