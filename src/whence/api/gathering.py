@@ -105,7 +105,7 @@ def labelled_launch(name: str, runner: str, most: int | None, dump: str) -> Besi
     began = time.time()
 
     def environment(child: dict[str, str], run_path: str) -> dict[str, str]:
-        place = Path(run_path) / FOLDER
+        place = left_over(Path(run_path))
         place.mkdir(mode=0o700, exist_ok=True)
         config = {**json.loads(child[ENVIRONMENT]), "library": library}
         return {**child, **variables, ENVIRONMENT: json.dumps(config), LABELS: str(place)}
@@ -114,6 +114,14 @@ def labelled_launch(name: str, runner: str, most: int | None, dump: str) -> Besi
         return gather(run_path, library=library, since=began, keep=keep)
 
     return Beside(environment, ended)
+
+
+def left_over(run: Path) -> Path:
+    """The folder of labels of a run that begins, without those of the run that it replaces."""
+    place = run / FOLDER
+    for old in (*place.glob("*.jsonl"), *place.glob("*.bin")):
+        old.unlink(missing_ok=True)
+    return place
 
 
 def _is_running(file: Path) -> bool:
@@ -261,23 +269,12 @@ def _add(folder: str, labels: list[_Found], keep: str) -> None:
             for order, label in enumerate(found):
                 record = _record(writer, label, keep)
                 file = str(label.source.path) if label.source is not None and label.code else ""
-                writer.call(
-                    Call(
-                        order,
-                        label.name,
-                        label.side,
-                        label.number,
-                        order,
-                        rank=rank,
-                        kind="label",
-                        source=label.code,
-                        number=str(order),
-                        leaf=True,
-                        no_program=NO_PROGRAM,
-                        refs=(Ref("output.0", record),),
-                        arguments=described(label.task, label.given, label.at, file),
-                    )
+                call = Call(
+                    order, label.name, label.side, label.number, order, rank=rank, kind="label", source=label.code, number=str(order),
+                    leaf=True, no_program=NO_PROGRAM, refs=(Ref("output.0", record),),
+                    arguments=described(label.task, label.given, label.at, file),
                 )  # fmt: skip
+                writer.call(call)
 
 
 def _record(writer: Any, label: _Found, keep: str) -> int:

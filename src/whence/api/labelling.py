@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from whence.capture.labelling import FOLDER, LABELS, NO_TASK, TASK, Ids, Labels, Tasks, source_of
+from whence.capture.labelling import FOLDER, LABELS, TASK, Ids, Labels, Tasks, source_of
 
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
@@ -56,7 +56,7 @@ def new_id() -> str:
     `[task/]file:line#n`: the task, where it was called, and how often that place was reached in this task before. Of threads that
     reach one place at the same time, which is which is not repeated; give them tasks.
     """
-    return _ids.new(sys._getframe(1), _tasks.now)
+    return _ids.new(sys._getframe(1), _tasks.now if _takers else "")  # without a run no request is remembered
 
 
 def include() -> str:
@@ -77,41 +77,50 @@ class task:  # noqa: N801 - called like a function
     """
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002
-        self._end = _tasks.begin(id)
-        self.id = _tasks.now.id
+        self._begun = _tasks.begin(id)
+        self.id = self._begun.id
 
     def __enter__(self) -> task:
+        self._begun.is_block = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+        _tasks.end(self._begun)
 
 
 def taking(session: Session, folder: str) -> Callable[[], None]:
     """Let labels go to this session; returns what ends that and reads the files that were labelled, once the session is closed."""
+    from whence.api.gathering import left_over
+
+    left_over(Path(folder))
     close = _open(session, folder, library=None)
 
     def end() -> None:
         close()
         from whence.api.gathering import gather
 
-        gather(folder)
+        gather(folder, keep=session.options.keep)
 
     return end
 
 
+def _variables(library: dict[str, Any] | None) -> dict[str, str]:
+    """Variables of the environment that follow the current task."""
+    return {TASK: "{task}", **(library["profile"].get("task", {}) if library else {})}
+
+
 def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Callable[[], None]:
     """Let labels go to a session; returns what ends that."""
-    variables = {TASK: "{task}", **(library["profile"].get("task", {}) if library else {})}
+    variables = _variables(library)
     before = {name: os.environ.get(name) for name in (LABELS, *variables)}
     place = Path(folder).absolute() / FOLDER
     with contextlib.suppress(OSError):
         place.mkdir(mode=0o700, exist_ok=True)
     os.environ[LABELS] = str(place)
     _tasks.variables = variables
-    if _tasks.now != NO_TASK:
+    if _tasks.now:
         _tasks.announce(_tasks.now)
-    labels = Labels(session, str(Path(folder).absolute()), _read)
+    labels = Labels(session, str(Path(folder).absolute()), _tasks, _read)
     _takers.append(labels.take)
     if "torch" in sys.modules:
         from whence.capture.torch_labels import let_through
@@ -122,7 +131,7 @@ def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Call
         if labels.take in _takers:
             _takers.remove(labels.take)
         if not _takers:
-            _tasks.variables = {}
+            _tasks.forget()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -151,6 +160,7 @@ class _Inherited:
         self._session: Session | None = None
         self._shared = False
         self._close: Callable[[], None] | None = None
+        _tasks.variables = _variables(self._library)  # a library wants to know of tasks before the first label
 
     def __call__(self, *given: Any) -> None:
         """Take a label."""
@@ -198,6 +208,7 @@ class _Inherited:
         close, self._close, self._session, self._shared = self._close, None, None, False
         if close is not None:
             close()
+        _tasks.variables = _variables(self._library)
 
 
 def inherited(session: Session | None) -> None:

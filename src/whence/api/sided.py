@@ -135,15 +135,16 @@ class Side:
         self.notes: Sequence[Note] = [n for run in runs for n in run.notes if n.kind in ("error", "budget", "label-error")]
         self.labels = list(labels)
         self.records = [msgspec.structs.replace(label.record, id=i) for i, label in enumerate(labels)]
+        # The root is the task: what is wrong in one is not blamed for what follows in another.
         self.calls = [
             Call(
-                i, name, "", label.step, i, rank=label.call.rank, occurrence=occurrence, kind="label", source=label.call.source,
+                i, name, label.task, label.step, i, rank=label.call.rank, occurrence=occurrence, kind="label", source=label.call.source,
                 number=str(i), leaf=True, no_program="a label has no program", refs=(Ref("output.0", i),),
             )
             for i, (label, (name, occurrence)) in enumerate(zip(labels, names))
         ]  # fmt: skip
-        ends = {(label.step, label.call.rank) for label in labels}
-        self.steps = [Step("", step, 0, True, rank) for step, rank in sorted(ends)]
+        ends = {(label.task, label.step, label.call.rank) for label in labels}
+        self.steps = [Step(task, step, 0, True, rank) for task, step, rank in sorted(ends, key=lambda end: end[1:])]
 
     def array(self, record: int) -> Array:
         label = self.labels[record]
@@ -292,11 +293,9 @@ def _with_alone(result: Comparison, rows: Sequence[Facing], said: Sequence[str])
     elif status == "same" and (alone or missing):
         words = [f"{n} {what}" for n, what in ((len(alone), "labels face nothing"), (len(missing), "tensors are not there")) if n]
         status, headline = "undecided", " and ".join(words)
-    tasks = {label.step: label.task for row in rows for label in (row.reference,) if label is not None and label.task}
 
     def in_task(finding: Finding) -> Finding:
-        task = tasks.get(finding.step)
-        return msgspec.structs.replace(finding, root=task, sentence=f"in task {task}: {finding.sentence}") if task else finding
+        return msgspec.structs.replace(finding, sentence=f"in task {finding.root}: {finding.sentence}") if finding.root else finding
 
     reasons = [f"{(row.reference or row.target).words}: {row.why}" for row in alone]  # type: ignore[union-attr]
     return msgspec.structs.replace(

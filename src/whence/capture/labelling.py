@@ -39,53 +39,71 @@ TASK = "WHENCE_TASK"
 NO_PROGRAM = "a label has no program"
 
 
-class Task(NamedTuple):
-    """A dialogue turn, a request. number: how many others began before it, from 0; 0 also before any began."""
+class Begun:
+    """A task that has begun. is_block: it ends with a block."""
 
-    id: str
-    number: int
+    __slots__ = ("id", "is_block", "token")
 
-
-NO_TASK = Task("", 0)
+    def __init__(self, name: str) -> None:
+        self.id, self.is_block = name, False
+        self.token: Any = None
 
 
 class Tasks:
-    """Which task is current. One that a block began is so in its thread (or coroutine) only, else it is for all without their own."""
+    """Which task is current: a dialogue turn, a request. One that a block began is so in its thread (or coroutine), and for threads without
+    their own. Numbers are given while a run is active only, from 0, in the order in which tasks are first heard of.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
-        self._own: ContextVar[Task | None] = ContextVar("whence_task", default=None)
-        self._all = NO_TASK
+        self._nameless = itertools.count()
+        self._own: ContextVar[Begun | None] = ContextVar("whence_task", default=None)
+        self._open: list[Begun] = []
         self.variables: Mapping[str, str] = {}
 
     @property
-    def now(self) -> Task:
-        return self._own.get() or self._all
+    def now(self) -> str:
+        """The id of the current task, "" for none."""
+        own = self._own.get() or (self._open[-1] if self._open else None)
+        return own.id if own is not None else ""
 
-    def begin(self, name: str | None) -> Callable[[], None]:
-        """Begin a task, or go on with it; returns what ends it. name: None for "task0", "task1" ..."""
+    def number(self, task: str) -> int:
+        """How many others came before it; 0 for none."""
         with self._lock:
-            text = f"task{len(self._numbers)}" if name is None else str(name)
-            task = Task(text, self._numbers.setdefault(text, len(self._numbers)))
-            before, self._all = self._all, task
-        token = self._own.set(task)
-        self.announce(task)
+            return self._numbers.setdefault(task, len(self._numbers)) if task else 0
 
-        def end() -> None:
-            with self._lock:
-                if self._all is task:
-                    self._all = before
-            with contextlib.suppress(ValueError):  # ended in another context than it was begun in
-                self._own.reset(token)
-            self.announce(self.now)
+    def begin(self, name: str | None) -> Begun:
+        """Begin a task, or go on with it, until `end`, or until the next outside a block. name: None for "task0", "task1" ..."""
+        begun = Begun(f"task{next(self._nameless)}" if name is None else str(name))
+        before = self._own.get()
+        with self._lock:
+            if before is not None and not before.is_block and before in self._open:
+                self._open.remove(before)
+            self._open.append(begun)
+        begun.token = self._own.set(begun)
+        self.announce(begun.id)
+        return begun
 
-        return end
+    def end(self, begun: Begun) -> None:
+        """The block of a task ends; the one before it is current again."""
+        with self._lock:
+            if begun in self._open:
+                self._open.remove(begun)
+        with contextlib.suppress(ValueError):  # ended in another context than it was begun in
+            self._own.reset(begun.token)
+        self.announce(self.now)
 
-    def announce(self, task: Task) -> None:
+    def announce(self, task: str) -> None:
         """Set the variables that a library or `whence_label.h` reads; none without a run."""
-        for name, pattern in self.variables.items():
-            os.environ[name] = filled(pattern, task=task.id, number=task.number, pid=os.getpid())
+        if self.variables:
+            number = self.number(task)
+            for name, pattern in self.variables.items():
+                os.environ[name] = filled(pattern, task=task, number=number, pid=os.getpid())
+
+    def forget(self) -> None:
+        """A run has ended."""
+        self.variables, self._numbers = {}, {}
 
 
 def filled(pattern: str, **values: Any) -> str:
@@ -115,53 +133,45 @@ class Waiting(NamedTuple):
 class Labels:
     """Takes the labels of one process into a session.
 
-    folder: of the run. read: a framework's tensor -> (host array, stride, device, class), None for what it does not know; raises
-    UsageError for what has no elements.
+    folder: of the run. tasks: of this process. read: a framework's tensor -> (host array, stride, device, class), None for what it does not
+    know; raises UsageError for what has no elements.
     """
 
-    def __init__(self, session: Session, folder: str, read: Callable[[Any], tuple[Any, tuple[int, ...], str, str] | None]) -> None:
-        self.session, self.folder, self._read = session, Path(folder), read
+    def __init__(
+        self, session: Session, folder: str, tasks: Tasks, read: Callable[[Any], tuple[Any, tuple[int, ...], str, str] | None]
+    ) -> None:
+        self.session, self.folder, self._tasks, self._read = session, Path(folder), tasks, read
         self._lock = threading.Lock()
         self._seen: Counter[tuple[str, str, str]] = Counter()
         self._pid = os.getpid()
 
-    def take(self, name: str, value: Any, side: str | None, file: Any, id: str | None, task: Task, source: str) -> None:  # noqa: A002
+    def take(self, name: str, value: Any, side: str | None, file: Any, id: str | None, task: str, source: str) -> None:  # noqa: A002
         """Take one label. Whatever happens is told in the run, never raised."""
         session = self.session
         if not session.active or os.getpid() != self._pid or not session.begin():  # a forked child has no right to these files
             return
         try:
             name, side, given = self._words(name, side), side or "", "" if id is None else str(id)
+            number = self._tasks.number(task)
+            if file is not None and value is not None:
+                raise UsageError("give a tensor or a file, not both")
             if file is not None:
-                self._wait(Waiting(name, side, given, task.id, task.number, os.fspath(file), time.time_ns(), os.getpid(),
+                self._wait(Waiting(name, side, given, task, number, os.fspath(file), time.time_ns(), os.getpid(),
                                    threading.get_native_id(), session.rank, str(Path.cwd()), source))  # fmt: skip
                 return
-            session.over_budget(name, task.number)
+            session.over_budget(name, number)
             record = self._record(name, value)
             if record < 0:
                 return
             with self._lock:
-                occurrence = self._seen[task.id, side, name]
-                self._seen[task.id, side, name] += 1
+                occurrence = self._seen[task, side, name]
+                self._seen[task, side, name] += 1
             order = session.next_order()
-            session.call(
-                Call(
-                    order,
-                    name,
-                    side,
-                    task.number,
-                    order,
-                    rank=session.rank,
-                    occurrence=occurrence,
-                    kind="label",
-                    source=source,
-                    number=str(order),
-                    leaf=True,
-                    no_program=NO_PROGRAM,
-                    refs=(Ref("output.0", record),),
-                    arguments=described(task.id, given, time.time_ns()),
-                )
+            call = Call(
+                order, name, side, number, order, rank=session.rank, occurrence=occurrence, kind="label", source=source, number=str(order),
+                leaf=True, no_program=NO_PROGRAM, refs=(Ref("output.0", record),), arguments=described(task, given, time.time_ns()),
             )  # fmt: skip
+            session.call(call)
         except Exception as error:  # noqa: BLE001 - a label never fails the program
             session.note("label-error", f"{name!r}: {type(error).__name__}: {error}", str(name))
 
@@ -223,7 +233,7 @@ class Ids:
         self._places: dict[str, dict[str, int]] = {}
         self._count: dict[tuple[str, str], itertools.count[int]] = {}
 
-    def new(self, frame: FrameType, task: Task) -> str:
+    def new(self, frame: FrameType, task: str) -> str:
         """`[task/]file:line#n`, n from 0. Files of one name in different folders are told apart in the order in which they came."""
         code, line = frame.f_code, frame.f_lineno
         short = f"{Path(code.co_filename).name}:{line}"
@@ -231,9 +241,9 @@ class Ids:
             alike = self._places.setdefault(short, {})
             twin = alike.setdefault(code.co_filename, len(alike))
             place = f"{short}~{twin}" if twin else short
-            count = self._count.setdefault((task.id, place), itertools.count())
+            count = self._count.setdefault((task, place), itertools.count())
             number = next(count)
-        return f"{task.id}/{place}#{number}" if task.id else f"{place}#{number}"
+        return f"{task}/{place}#{number}" if task else f"{place}#{number}"
 
 
 def source_of(frame: FrameType) -> str:
