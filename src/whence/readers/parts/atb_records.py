@@ -100,7 +100,8 @@ def _record(attributes: dict[str, str], path: Path, begins: int, size: int) -> A
     try:
         shape = limits.extents([int(n) for n in attributes.get("dims", "").split(",") if n.strip()], str(path))
     except (ValueError, UnreadableRun):
-        return AtbRecord(attributes, dtype, (), path, begins, 0, f"{attributes['dims'][:60]} is not a shape")
+        why = attributes.get("whence.why") or f"{attributes['dims'][:60]} is not a shape"
+        return AtbRecord(attributes, dtype, (), path, begins, 0, why)
     stated = number(attributes["$Object.Length"], 0) if "$Object.Length" in attributes else size - begins
     stated = max(stated, 0)
     why = attributes.get("whence.why", "")
