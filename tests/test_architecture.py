@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -22,6 +22,7 @@ ROOMS = {
     # nouns import each other downwards
     "errors": set(),
     "_kernels": set(),
+    "segments": set(),
     "dtypes": {"errors"},
     "records": {"dtypes", "errors"},
     "results": {"records", "dtypes", "errors"},

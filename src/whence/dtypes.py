@@ -96,6 +96,11 @@ def named(name: str) -> DType:
         raise KeyError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}") from None
 
 
+def is_floating(name: str) -> bool:
+    """Is this the name of a type that rounds? A name that whence does not know, as dumps may have, is none."""
+    return name in DTYPES and DTYPES[name].is_floating
+
+
 def of(array: Array) -> DType:
     """The dtype of a numpy array (ml_dtypes included). Raises KeyError for object, string, datetime and structured arrays."""
     try:

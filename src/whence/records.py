@@ -166,6 +166,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
     error: the exception that left this call, if one did (its outputs are then missing).
     origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
+    files: slot -> where a foreign dump keeps this sight of a tensor (`Record.file`), of slots whose record is an earlier sight.
     """
 
     id: int
@@ -192,6 +193,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     notes: tuple[str, ...] = ()
     error: str = ""
     origins: tuple[str, ...] = ()
+    files: dict[str, str] = {}
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from whence.align import mapped
+from whence.align.calls import fused as apart
+from whence.align.calls import moves
 from whence.align.calls.plan import plan
+from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
 from whence.align.labels import tensors
 from whence.align.labels.elements import Inside
@@ -48,12 +51,19 @@ def align(
         reference, target, named, said = mapped.prepared(reference, target, chart)
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
+        target, moved = rebased(reference, target)
+        said = [*said, *moved]
+    if match in ("auto", "names"):
         reference, target, joined = ranks.joined(reference, target, chart.ranks if chart is not None else ())
     faced = batches.Faced(reference, target)
     if match in ("auto", "names"):
         faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
     reference, target = faced.reference, faced.target
-    found = plan(reference, target, match)
+    together = apart.Fused(reference, target)
+    if match in ("auto", "names"):
+        together = moves.faced(apart.joined(reference, target))
+        reference, target = together.reference, together.target
+    found = plan(reference, target, match, together.faced)
     if chart is not None:
         target, found = mapped.applied(reference, target, found, chart, named)
     if match in ("auto", "names"):
@@ -62,7 +72,7 @@ def align(
     if match == "auto":
         reference, target, found = tensors.face(reference, target, found, inside)
     found = msgspec.structs.replace(
-        found, notes=(*said, *joined, *faced.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        found, notes=(*said, *joined, *faced.notes, *together.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
         made_reference=made_of(reference), made_target=made_of(target),
     )  # fmt: skip
     if match in ("auto", "names"):

@@ -70,8 +70,10 @@ _MOST_LETTERS = 64
 
 @functools.lru_cache(maxsize=4096)
 def family(op_type: str) -> str:
-    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm" -> "norm"); "" when its name does not say."""
-    plain = op_type.rpartition(".")[2].replace("_", "").lower()
+    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm", "RmsNormOperation" -> "norm"); "" when its name does not
+    say.
+    """
+    plain = op_type.rpartition(".")[2].replace("_", "").lower().removesuffix("operation")
     known = PARALLEL.get(plain)
     if known is not None:
         return known

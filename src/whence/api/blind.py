@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from whence import judge
 from whence.api.faces import Faces
+from whence.readers import UNTOLD
 from whence.records import Run
 
 _NOTHING = judge.Error(0.0, exact=True)
@@ -29,7 +30,7 @@ class Blind:
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
                 step[whole], worst[whole] = call.step, _NOTHING
-            if (call.kind == "label" or outputs_only) and not call.slots("input"):
+            if (call.kind == "label" or outputs_only or UNTOLD in call.notes) and not call.slots("input"):
                 self.before[call.id] = _worse(worst[whole], earlier.get(name, _NOTHING))
             for slot in faces.slots[index].values():
                 if slot.reference_slot.startswith(("output", "mutated")):

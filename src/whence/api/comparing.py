@@ -12,6 +12,7 @@ import msgspec
 from whence import align
 from whence.api.again import Again
 from whence.api.answering import Answer
+from whence.api.checkpoints import complete
 from whence.api.computed import Computed, as_computed
 from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
@@ -25,6 +26,7 @@ from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.api.viewing import viewed
+from whence.api.wholes import put_together
 from whence.judge.policy import Policy
 from whence.locate import decide, declare_patched, findings, order_and_taint
 from whence.records import Run, regions
@@ -92,7 +94,7 @@ def compare_runs(
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
         finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
-    faces = Faces(left, right, aligned.plan, options, repeated, tell)
+    faces = Faces(left, right, put_together(aligned.plan, left.calls, right.calls), options, repeated, tell)
     with _Timer(timing, "measure"):
         faces.measure()
     otherwise = Otherwise(faces)
@@ -107,7 +109,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = formed(verdicts, faces)
+        verdicts = complete(formed(verdicts, faces), faces)
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):

@@ -476,7 +476,8 @@ class Declaring:
         return _Weight(slot, declared, judge.ParameterDifference(True, True), made, _loss(reference, made[0]))
 
     def _precision(self, other: Call) -> str:
-        kinds = [dtypes.named(self.target.records[r.record].dtype) for r in other.slots("output")]
+        names = [self.target.records[r.record].dtype for r in other.slots("output")]
+        kinds = [dtypes.named(name) for name in names if dtypes.is_floating(name)]
         floating = [k.name for k in kinds if k.kind == "float" and k.bits > 8]
         return min(floating, key=lambda name: dtypes.named(name).bits, default="float32")
 

@@ -208,7 +208,7 @@ class _Doctor:
 
         for ref in call.slots("output"):
             record = self.golden.records[ref.record]
-            if dtypes.named(record.dtype).is_floating and record.shape:
+            if dtypes.is_floating(record.dtype) and record.shape:
                 return record if record.count >= _SMALLEST and record.shape[-1] >= 4 else None
         return None
 

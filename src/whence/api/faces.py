@@ -191,12 +191,12 @@ class Faces:
         return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
 
     def alone(self, call: int) -> list[int]:
-        """Calls below this one without a partner, and without one between."""
+        """Calls below this one without a partner, and without one between; of those that were asked for."""
         found: list[int] = []
         todo = [call]
         while todo:
             below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
-            found += below
+            found += [k for k in below if align.NOT_SELECTED not in self.calls[k].notes]
             todo += below
         return found
 

@@ -100,7 +100,11 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
         record = same.get(ref.record, ref.record)
         return ref if record == ref.record else Ref(ref.slot, record, "content")
 
-    return [msgspec.structs.replace(call, refs=tuple(map(joined, call.refs))) for call in calls]
+    def files(call: Call) -> dict[str, str]:
+        again = (r for r in call.refs if same.get(r.record, r.record) != r.record)
+        return {r.slot: records[r.record].file for r in again if records[r.record].file}
+
+    return [msgspec.structs.replace(call, refs=tuple(map(joined, call.refs)), files=files(call)) for call in calls]
 
 
 def _content(record: Record) -> Hashable | None:

@@ -58,12 +58,12 @@ def _value(faces: Faces, slot: SlotPair) -> float | None:
 def _arguments(call: Call, other: Call) -> str:
     """Arguments that are no tensors and differ, in words."""
     differ = [
-        f"{name.removeprefix('input.')} {_shown(mine)} against {_shown(other.arguments[name])}"
+        f"argument {name.removeprefix('input.')}: {_shown(mine)} against {_shown(other.arguments[name])}"
         for name, mine in call.arguments.items()
         if name in other.arguments and not _same(mine, other.arguments[name])
     ]
     more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return f"arguments differ: {', '.join(differ[:3])}{more}" if differ else ""
+    return f"{', '.join(differ[:3])}{more}"
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -64,6 +64,8 @@ class Judging:
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         verdicts = self.tapped.verdicts()
+        for label, index in self.tapped.labels.items():
+            verdicts[label, -1] = self._unless_partial(verdicts[label, -1], self.faces.slots[index].values())
         self.inside |= self.tapped.inside()
         self.not_replayed |= self.tapped.not_replayed
         paired = [

@@ -41,8 +41,8 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             run.add("h0", h0)
             run.add("kq-0", scores, op="MUL_MAT")
 
-    Each array is a call of kind "label" with one output; inside the block `whence.label` adds to it too. Nothing is executed, and no array is changed. force: replace a run.
-    Raises OutputExists or StoreFailed at once when nothing can be written at `path`.
+    Each array is a call of kind "label" with one output; inside the block `whence.label` adds to the run too. Nothing is executed,
+    and no array is changed. force: replace a run. Raises OutputExists or StoreFailed at once when nothing can be written at `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:

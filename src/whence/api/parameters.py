@@ -48,7 +48,12 @@ class Parameters:
             return judge.ParameterDifference(False, False, "the same elements in another order (they were not kept, so not which)")
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
             return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
-        if a.dtype == b.dtype and a.shape == b.shape and a.statistics and b.statistics and a.statistics != b.statistics:
+        if (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and (moved := judge.drift(a, b)) is not None
+            and judge.parted(moved, judge.roundoff(a, b))
+        ):
             return judge.ParameterDifference(False, True, "statistics differ (elements were not kept, so not how)", {})
         return judge.ParameterDifference(False, False, "elements were not kept")
 

@@ -305,7 +305,7 @@ def _error(reference: Run, target: Run, call: Call, other: Call) -> tuple[float 
     from whence.capture.points import outputs_of
 
     records = {r.slot: r.record for r in other.refs}
-    slots = [r for r in call.slots("output") if r.slot in outputs_of(call) and dtypes.named(reference.records[r.record].dtype).is_floating]
+    slots = [r for r in call.slots("output") if r.slot in outputs_of(call) and dtypes.is_floating(reference.records[r.record].dtype)]
     error = norm = 0.0
     for ref in slots:
         if ref.slot not in records:

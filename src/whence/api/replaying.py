@@ -26,6 +26,7 @@ from whence.results import SlotPair
 if TYPE_CHECKING:
     from whence.api.modelling import Models
 
+_PRINTED = "its tensors were printed to fewer digits than they have, which no replay repeats"
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
 _REPLICAS = 3  # noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)
@@ -140,6 +141,8 @@ class Replayer:
             loaded = self.reference.edited(semantics.program)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
         faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
+        if any(map(self._is_print, (*faced.values(), *(pair for slot, _ in program.outputs if (pair := slots(slot)) is not None)))):
+            return Replayed(refused={"": _PRINTED})
         # A parameter that the target keeps in another form has no partner; what stands in for it needs none.
         own = self.reference.records(call, [s for s in program.params if s in semantics.params and s not in faced])
         faced |= {slot: SlotPair(slot, "", record, -1) for slot, record in own.items()}
@@ -212,6 +215,11 @@ class Replayer:
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
         return found
+
+    def _is_print(self, pair: SlotPair) -> bool:
+        """Was one of these tensors printed to fewer digits than its dtype holds?"""
+        a, b = self.reference.run.records[pair.reference_record], self.target.run.records[pair.target_record]
+        return judge.roundoff(a, b) > judge.coarser(a.dtype, b.dtype)
 
     def examined(self, call: Call, found: Replayed) -> Replayed:
         """What stands of a finding: nothing where the program is wrong about the reference too, unless the target agrees with it."""

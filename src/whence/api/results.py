@@ -61,9 +61,8 @@ def compare(
     view: names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the folder.
     Raises UnreadableRun, UsageError, OutputExists.
     """
-    from whence import report
     from whence.align import MATCHES, load_map
-    from whence.api import labels, modelling, statics
+    from whence.api import labels, modelling, printed, statics
     from whence.api.comparing import CompareOptions, compare_runs
     from whence.api.runs import open_run
 
@@ -75,9 +74,9 @@ def compare(
         raise UsageError(f"sample {sample!r}: auto or all")
     if budget is not None and not budget >= 0:
         raise UsageError(f"budget {budget}: seconds, 0 or more")
-    views = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
-    if unknown := [name for name in views if name not in report.views()]:
-        raise UsageError(f"view {unknown[0]!r}: {', '.join(report.views())}")
+    shown = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
+    if unknown := [name for name in shown if name not in views()]:
+        raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     if model is not None and not replay:
@@ -101,10 +100,11 @@ def compare(
     given = statics.programs(program, opened)
     if given:
         left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
+    left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
-        budget=budget, model=modelling.read(model) if model is not None else None, views=views, progress=progress,
+        budget=budget, model=modelling.read(model) if model is not None else None, views=shown, progress=progress,
     )  # fmt: skip
     if statics.is_program(left) or statics.is_program(right):
         result = statics.compare(left, right)
@@ -152,6 +152,13 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     from whence.judge.policy import load
 
     return load(path)
+
+
+def views() -> tuple[str, ...]:
+    """Names of the views that `compare` takes (docs/views.md)."""
+    from whence import report
+
+    return report.views()
 
 
 def free_output(base: str = "whence-cmp") -> Path:

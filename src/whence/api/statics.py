@@ -15,7 +15,7 @@ import msgspec
 
 from whence import __version__
 from whence.errors import UsageError
-from whence.readers import GATHERED, Opened
+from whence.readers import GATHERED, UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -169,6 +169,7 @@ def _differs(reference: Run, target: Run, a: Call, b: Call, across: Mapping[int,
 
 
 _ABSENT = "absent"
+_RUNS = "operator of the program: "
 
 
 def _shown(value: Any) -> str:
@@ -199,8 +200,8 @@ def compare(reference: Run, target: Run) -> Comparison:
     faced = face(reference, target)
     findings = tuple(
         Finding(
-            name=d.name, op_type=d.op_type, cause="semantic" if d.attributes else "structural", verdict="structural", confidence="certain", step=0, rank=0,
-            evidence=PROGRAM, sentence=d.words, root="model",
+            name=d.name, op_type=d.op_type, cause="semantic" if d.attributes else "structural", verdict="structural",
+            confidence="certain", step=0, rank=0, evidence=PROGRAM, sentence=d.words, root="model",
         )
         for d in faced.differences[:_MOST]
     )  # fmt: skip
@@ -274,12 +275,16 @@ def attached(run: Run, program: Run) -> Run:
         else:
             found = _in_order(calls, made)
         changed |= _linked(calls, found, program, maker)
-    if len(changed) < _LEAST * len(logged):
+    known = len(changed)
+    if known < _LEAST * len(logged):
         raise UsageError(
-            f"{program.path} is not the program of {run.path}: it writes {len(changed)} of its {len(logged)} tensors; "
+            f"{program.path} is not the program of {run.path}: it writes {known} of its {len(logged)} tensors; "
             "give the program that was run (after its passes: Config.enable_save_optim_model)"
         )
-    note = Note("program", f"data flow from {program.path}: {len(changed)} of {len(logged)} tensors")
+    for call in logged:
+        if call.id not in changed and not call.slots("input"):
+            changed[call.id] = msgspec.structs.replace(call, notes=(*call.notes, UNTOLD))
+    note = Note("program", f"data flow from {program.path}: {known} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
     return Opened(out, run.reader) if isinstance(run, Opened) else out
@@ -303,24 +308,69 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
         operator = found.get(call.id)
         if operator is None:
             continue
-        sources: dict[int, None] = {}
+        sources: dict[str, int] | None = {}
         seen, todo = {operator}, [r.record for r in reversed(program.calls[operator].slots("input"))]
-        while todo:
+        while todo and sources is not None:
             before = maker.get(todo.pop())
             if before is None or before in seen:
                 continue
             seen.add(before)
             if before in printed:
-                sources[printed[before]] = None
-            else:
+                sources[program.calls[before].scope] = printed[before]
+            elif program.calls[before].leaf:
                 todo += [r.record for r in reversed(program.calls[before].slots("input"))]
-        inputs = tuple(Ref(f"input.{i}", record, PROGRAM) for i, record in enumerate(sources))
+            else:
+                sources = None  # loops and branches hand on what was made inside
+        inner = program.calls[program.calls[operator].parent].parent != -1 if program.calls[operator].parent != -1 else False
+        told = sources is not None and not inner
+        inputs = tuple(Ref(f"input.{name}", record, PROGRAM) for name, record in (sources or {}).items()) if told else ()
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
-        out[call.id] = msgspec.structs.replace(call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source)
+        notes = (*call.notes, f"{_RUNS}{program.calls[operator].scope}")
+        notes = notes if told or any(r.slot.startswith("input") for r in rest) else (*notes, UNTOLD)
+        out[call.id] = msgspec.structs.replace(
+            call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source, notes=notes
+        )  # fmt: skip
         made = call.slots("output")
         if made:
             printed[operator] = made[0].record
+    return out
+
+
+def agreed(reference: Run, target: Run) -> tuple[Run, Run]:
+    """Both logs, without the inputs of calls that do not read the same: one log skips operators (fused ones) that the other shows.
+
+    What such a call was given cannot be held against each other; it counts as depending on everything before it.
+    """
+    if {reference.info.kind, target.info.kind} != {_LOG}:
+        return reference, target
+    ours, theirs = _by_operator(reference), _by_operator(target)
+    out = []
+    for run, mine, others in ((reference, ours, theirs), (target, theirs, ours)):
+        cut = {
+            call.id: msgspec.structs.replace(
+                call, refs=tuple(r for r in call.refs if not r.slot.startswith("input")), notes=(*call.notes, UNTOLD)
+            )
+            for key, call in mine.items()
+            if key in others and {r.slot for r in call.slots("input")} != {r.slot for r in others[key].slots("input")}
+        }
+        changed = Over(run, [cut.get(c.id, c) for c in run.calls]) if cut else run
+        out.append(Opened(changed, run.reader) if cut and isinstance(run, Opened) else changed)
+    return out[0], out[1]
+
+
+_LOG = "paddle log"
+
+
+def _by_operator(run: Run) -> dict[Any, Call]:
+    """The calls of a log by what stays the same when names do not: the operator of the program, else the name; and which time it ran."""
+    out: dict[Any, Call] = {}
+    for call in _operators(run):
+        name = next((note for note in call.notes if note.startswith(_RUNS)), call.scope)
+        key, time = (call.rank, call.root, call.step, call.micro, name), 0
+        while (*key, time) in out:
+            time += 1
+        out[*key, time] = call
     return out
 
 
@@ -336,7 +386,8 @@ def told(result: Comparison, given: Sequence[Run]) -> Comparison:
         if found is None:
             return finding
         cause = "semantic" if finding.verdict == "introduced" and not finding.cause else finding.cause
-        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}; in its program {found.words}")
+        said = "" if "arguments differ" in finding.sentence else f"; in its program {found.words}"
+        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{said}")
 
     said = f"programs: {faced.sentence}"
     return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), notes=(said, *result.notes))

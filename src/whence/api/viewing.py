@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from whence import judge, metrics
 from whence.api.faces import Faces
-from whence.api.foreign import Described
+from whence.errors import ElementsMissing
 from whence.readers import GATHERED
-from whence.records import Call, Over, Record, Run
+from whence.records import Call, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
+_ITSELF = ("msit", "aclcmp")  # views in which operators that move elements are held against themselves
+_MOVES = ("cast", "transdata")
 
 
 def viewed(
     faces: Faces, views: Sequence[str], per_call: Mapping[int, str], tell: Callable[[int, int, str], None]
 ) -> dict[str, tuple[ViewRow, ...]]:
     """The rows of each view. Tensors and calls without a partner have rows with one side; nothing is left out."""
-    rows = [row for _, row in sorted(_rows(faces, per_call), key=lambda found: found[0])]
-    return {view: tuple(judge.view_results(view, list(_figures(faces, view, rows, tell)))) for view in views}
+    out: dict[str, tuple[ViewRow, ...]] = {}
+    for view in views:
+        rows = [row for _, row in sorted(_rows(faces, per_call, view), key=lambda found: found[0])]
+        out[view] = tuple(judge.view_results(view, list(_figures(faces, view, rows, tell))))
+    return out
 
 
-def _rows(faces: Faces, per_call: Mapping[int, str]) -> Iterator[tuple[_Place, ViewRow]]:
+def _rows(faces: Faces, per_call: Mapping[int, str], view: str) -> Iterator[tuple[_Place, ViewRow]]:
     """(place, row) of everything. A call that only the target has stands behind the one before it that has a partner."""
     plan, target = faces.plan, faces.shown
     behind: dict[int, int] = {}  # calls of the target -> order of the reference
@@ -60,10 +66,24 @@ def _rows(faces: Faces, per_call: Mapping[int, str]) -> Iterator[tuple[_Place, V
     last, count = -1, 0
     for one in sorted(target.calls, key=lambda c: c.order):
         last = behind.get(one.id, last)
-        if one.id in free and GATHERED not in one.notes:
+        if one.id in free and view in _ITSELF and _moves(one):
+            count += 1
+            yield (last, 2, count), _against_itself(target, one)
+        elif one.id in free and GATHERED not in one.notes:
             for ref in one.refs:
                 count += 1
                 yield (last, 2, count), _lone((-1, one.id), target, one, ref.slot, is_target=True)
+
+
+def _moves(call: Call) -> bool:
+    """Is this one of the operators that only lay elements out, or round them? msit holds their input against their output."""
+    return call.op_type.lower() in _MOVES and len(call.slots("input")) == len(call.slots("output")) == 1
+
+
+def _against_itself(run: Run, call: Call) -> ViewRow:
+    given, made = call.slots("input")[0], call.slots("output")[0]
+    one, two = _shown(run, call, given.slot, given.record), _shown(run, call, made.slot, made.record)
+    return ViewRow((-1, call.id), made.slot, one, two, note="only the target has it: its input against its output")
 
 
 def _lone(call: tuple[int, int], run: Run, of: Call, slot: str, *, is_target: bool) -> ViewRow:
@@ -75,25 +95,20 @@ def _lone(call: tuple[int, int], run: Run, of: Call, slot: str, *, is_target: bo
 
 def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     record: Record = run.records[number]
+    file = call.files.get(slot) or record.file
     s = record.statistics
     odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
     return Shown(
-        name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot, step=call.step,
-        rank=call.rank, dtype=record.dtype, shape=record.shape, file=_file(run, call, slot, record), source=call.source, not_finite=odd,
-        min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None,
+        name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot,
+        step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=file, path=_path(run, file), source=call.source,
+        min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None, not_finite=odd,
     )  # fmt: skip
 
 
-def _file(run: Run, call: Call, slot: str, record: Record) -> str:
-    """The file of this very tensor: where records of one content were joined, the one this call's was in."""
-    base = run
-    while isinstance(base, Over):
-        if isinstance(base, Described):
-            mine = base.base.calls[call.id] if call.id < len(base.base.calls) else None
-            found = next((ref.record for ref in mine.refs if ref.slot == slot), None) if mine and mine.key() == call.key() else None
-            return base.base.records[found].file if found is not None else record.file
-        base = base.base
-    return record.file
+def _path(run: Run, file: str) -> str:
+    if not file:
+        return ""
+    return str(Path(run.path) / file) if Path(run.path).is_dir() else run.path
 
 
 def _figures(faces: Faces, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]) -> Iterator[ViewRow]:
@@ -102,6 +117,10 @@ def _figures(faces: Faces, view: str, rows: Sequence[ViewRow], tell: Callable[[i
     for done, row in enumerate(rows):
         tell(done + 1, len(rows), f"view {view}")
         slot: SlotPair | None = pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
+        if row.call[0] < 0 and row.reference and row.target:
+            figures, why = _own_figures(faces.shown, faces.shown.calls[row.call[1]], view)
+            yield msgspec.structs.replace(row, figures=figures, why=why)
+            continue
         if slot is None:
             yield msgspec.structs.replace(row, why=row.note)
             continue
@@ -111,3 +130,10 @@ def _figures(faces: Faces, view: str, rows: Sequence[ViewRow], tell: Callable[[i
             known[key] = metrics.VIEWS[view](*arrays) if arrays is not None else ({}, faces.measured[key].why or "elements are missing")
         figures, why = known[key]
         yield msgspec.structs.replace(row, figures=figures, why=why)
+
+
+def _own_figures(run: Run, call: Call, view: str) -> tuple[metrics.Figures, str]:
+    try:
+        return metrics.VIEWS[view](*(run.array(call.slots(kind)[0].record) for kind in ("input", "output")))
+    except ElementsMissing as error:
+        return {}, str(error)

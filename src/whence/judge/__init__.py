@@ -1,5 +1,6 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
+from whence.judge.drift import drift, parted
 from whence.judge.forms import forms_of, told_apart
 from whence.judge.growth import Error, Growth, between, error_of, grow, lone_element
 from whence.judge.limits import LIMITS, Limits, coarser, unit_roundoff
@@ -19,7 +20,7 @@ from whence.judge.whole import steadier
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "between", "coarser",
-    "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_stated", "judge_third",
-    "local", "lone_element", "of_unseen", "parameters", "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way",
-    "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
+    "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_stated",
+    "judge_third", "local", "lone_element", "of_unseen", "parameters", "parted", "partly", "pool", "repeated", "rounded", "roundoff",
+    "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
 ]  # fmt: skip

@@ -54,8 +54,14 @@ def drift(reference: Record, target: Record) -> Drift | None:
     return Drift(max(abs(low - low2), abs(high - high2)) / big, mean, moment, higher)
 
 
+def parted(moved: Drift, u: float) -> bool:
+    """Do the figures of equal elements move so far? Smallest and largest are elements; sums depend on who adds up, and in what dtype."""
+    return moved.extreme > u or max(moved.mean, moved.moment) > max(4 * u, _SUMS)
+
+
 def _known(s: Statistics) -> tuple[float, float] | None:
     return None if s.min is None or s.max is None else (s.min, s.max)
 
 
 _TINY = 1e-300
+_SUMS = 1e-5  # what orders of summation in float32 make of a norm over millions

@@ -68,8 +68,8 @@ def told_apart(op_type: str, reference: tuple[Array, Array], target: tuple[Array
     ours, theirs = _form(forms, *reference), _form(forms, *target)
     if ours is None or theirs is None or ours[0] == theirs[0]:
         return None
-    name, values, found = theirs
-    other = _rounded(forms[ours[0]](_flat(target[0])), found.dtype)
+    name, x, values, found = theirs
+    other = _rounded(forms[ours[0]](x), found.dtype)
     parts = values != other
     y, mine, his = (a[parts].astype(np.float64) for a in (found, values, other))
     agree = int(np.count_nonzero(np.abs(y - mine) * _NEARER <= np.abs(y - his)))
@@ -77,11 +77,16 @@ def told_apart(op_type: str, reference: tuple[Array, Array], target: tuple[Array
     return Formed(ours[0], name, many, agree) if many >= _LEAST and agree >= _AGREE * many else None
 
 
-def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Array) -> tuple[str, Any, Any] | None:
-    """(form, its values rounded as the output, the output) of the one form that an output has; None when none or several fit."""
+def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Array) -> tuple[str, Floats, Any, Any] | None:
+    """(form, input, its values rounded as the output, the output) of the one form that an output has; None when none or several fit.
+
+    Of finite elements.
+    """
     if given.shape != made.shape or not given.size or any(dtypes.of(a).kind != "float" for a in (given, made)):
         return None
     x, y = _flat(given), _flat(made)
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
     kind = made.dtype
     found = y.astype(kind)
     fits = []
@@ -90,7 +95,7 @@ def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Arra
             wide = form(x)
         values = _rounded(wide, kind)
         if dtypes.of(made).bits <= 16:
-            off = int(np.count_nonzero((values != found) & np.isfinite(wide)))
+            off = int(np.count_nonzero(values != found))
         else:
             # float32 kernels are some roundings off; forms part by thousands.
             room = _CLOSE * float(dtypes.of(made).unit_roundoff or 0.0) * np.maximum(np.abs(x), np.abs(wide))
@@ -100,7 +105,7 @@ def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Arra
     best, second = fits[0][0], fits[1][0]
     if second - best < _LEAST or best > (1 - _AGREE) * second:
         return None
-    return fits[0][1], fits[0][2], found
+    return fits[0][1], x, fits[0][2], found
 
 
 def _flat(array: Array) -> Floats:

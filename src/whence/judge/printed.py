@@ -29,4 +29,6 @@ def partly(reference: Record, target: Record) -> str:
     shown = next((r for r in (reference, target) if r.whole), None)
     if shown is None:
         return ""
+    if -1 in shown.whole:  # the text does not say how many there are
+        return f"only the first {shown.count} elements were printed"
     return f"{shown.count} of {math.prod(shown.whole)} elements were printed"

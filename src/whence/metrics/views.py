@@ -85,10 +85,11 @@ def msprobe(reference: Array, target: Array) -> tuple[Figures, str]:
             return {}, "Position of inf or nan in NPU and bench Tensor do not match."
     b, n = np.where(odd, 0.0, b), np.where(odd, 0.0, n)
     apart = np.abs(n - b)
-    narrow = np.dtype(np.float64 if reference.dtype.itemsize > 4 else np.float32)
+    wide = reference.dtype.itemsize > 4
+    narrow, eps = (np.dtype(np.float64), _EPS64) if wide else (np.dtype(np.float32), _EPS32)
     bench: npt.NDArray[Any] = b.astype(narrow)
     npu: npt.NDArray[Any] = n.astype(narrow)
-    shift = np.where(bench == 0, np.finfo(narrow).eps, 0.0).astype(narrow)
+    shift = np.where(bench == 0, eps, 0.0).astype(narrow)
     relative = np.abs(npu - bench) / np.abs(bench + shift)
     cosine = _cosine(b, n, 2.2e-16, 12, lone="NaN")
     if isinstance(cosine, float) and cosine > 0.9999:

@@ -10,8 +10,8 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
 `Building` puts calls and records together; `parts` holds what several formats share.
 """
 
-from whence.readers.building import GATHERED, UNORDERED, Building
+from whence.readers.building import GATHERED, UNORDERED, UNTOLD, WIDER, Building
 from whence.readers.found import Opened, Reader, known, open_run
 from whence.readers.place import Place
 
-__all__ = ["GATHERED", "UNORDERED", "Building", "Opened", "Place", "Reader", "known", "open_run"]
+__all__ = ["GATHERED", "UNORDERED", "UNTOLD", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run"]

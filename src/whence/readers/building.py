@@ -20,6 +20,10 @@ Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
 GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
+UNTOLD = "what it read is not known"
+"""The note of a call without inputs in a dump that has them for others: it may depend on all that was made before."""
+WIDER = "the dump does not say in what dtype it was computed"
+"""The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
 
 UNORDERED = "the dump does not say which tensor was made before which"
 """The note of a call whose place among the others means nothing."""
@@ -52,7 +56,7 @@ class Building:
         dtype: whence's name; one that whence does not know is kept as it stands and has no elements. shape: logical.
         load: gives the elements, of that dtype and shape, each time it is called; it may raise ElementsMissing (gone), and what else
         it raises becomes that. Without it `why` says why there are none. digest: the dump's own, prefixed ("md5:...").
-        quantum, whole: as `Record` says. file: as `Dumped` says.
+        quantum, whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out. file: as `Dumped` says.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
@@ -95,11 +99,13 @@ class Building:
         self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
-    def fill(self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}) -> None:
-        """Give a call more of its tensors, as `call` takes them; places go on counting."""
+    def fill(
+        self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}, mutated: Mapping[str, int] = {}
+    ) -> None:  # fmt: skip
+        """Give a call more of its tensors, as `call` takes them; places go on counting. mutated: {input it changed: record after}."""
         old = self._calls[call]
         refs = list(old.refs)
-        for kind, slots in (("input", inputs), ("param", params), ("output", outputs)):
+        for kind, slots in (("input", inputs), ("param", params), ("output", outputs), ("mutated", mutated)):
             start = len(old.slots(kind))
             named = slots.items() if isinstance(slots, Mapping) else ((str(start + i), record) for i, record in enumerate(slots))
             refs += [Ref(f"{kind}.{name}", record) for name, record in named]

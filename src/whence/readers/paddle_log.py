@@ -9,14 +9,13 @@ from __future__ import annotations
 import mmap
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers.building import Building
+from whence.readers.building import UNTOLD, Building
 from whence.readers.parts import paddle_print
 from whence.readers.parts.paddle_names import plain_name, plain_type
 from whence.readers.place import Place
@@ -25,20 +24,24 @@ from whence.records import Run, Statistics
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45
 _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
+_BLOCK_VALUES = 10  # that a kernel logs of a tensor, however large it is
 _WORDS = 4  # of a line before a tensor's that are its name
 _LONGEST_NAME = 300
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has
 
 _ANSI = re.compile(rb"\x1b\[[\d;]{0,10}m")
-_LABEL = re.compile(rb"===>:\s*([^\n]{1,300}?)\s*$")
 _PRECISION = re.compile(
     rb"\[PRECISION\]\s*(\[ERROR\])?\s*in \[device=([^,\]]*), op=([^,\]]*), tensor=([^,\]]*), dtype=([^,\]]*)\], (numel=[^\n]*)"
 )
-_OPERATOR = re.compile(rb"Op\(([^()\s]{1,200})\), inputs:\{(.*)\}, outputs:\{(.*)\}")
-_VARIABLE = re.compile(rb"([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
+_VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
+_MADE = re.compile(r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*")  # names of what operators make
+_BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)")  # hand on what was made inside
+_LAYOUTS = ("onednn_to_paddle_layout", "transfer_layout")
 _STEP = re.compile(rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE)
 _FIGURE = re.compile(rb"(\w{1,20})=([-+.\w]{1,40})")
-_MARKS = (b"Tensor(shape=[", b"===>: ", b"[PRECISION]")
+_LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, outputs:{"
+_TABLE = b"| -- FP16 Calls --"
+_PIECE_BYTES = 8 << 20  # of what stands between two tensors that is taken apart at once
 _KINDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "complex64": "complex64", "complex128": "complex128"}
 
 
@@ -56,12 +59,12 @@ def sniff(place: Place) -> bool:
 
 
 def _marked(text: bytes) -> bool:
-    return (b"Tensor(shape=[" in text and b"lace(" in text) or _PRECISION.search(text) is not None or (b"] ===>: " in text)
+    return (b"Tensor(shape=[" in text and b"lace(" in text) or b"] ===>: " in text or _TABLE in text or _PRECISION.search(text) is not None
 
 
 @dataclass(slots=True)
 class _Point:
-    """Something a log shows of a tensor, in the order of the log. inputs: names it was made of, where the log says so."""
+    """Something a log shows of a tensor, in the order of the log. same: the name it had before a change of layout."""
 
     name: str
     op_type: str
@@ -74,6 +77,7 @@ class _Point:
     device: str = "cpu"
     notes: tuple[str, ...] = ()
     marked: int = -1
+    same: str = ""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class _Scan:
     step: int = -1
     glog: int = 0
     empty: int = 0
+    tables: int = 0
 
 
 def open_run(place: Place) -> Run:
@@ -109,31 +114,40 @@ def open_run(place: Place) -> Run:
         if step != before:
             latest, before = {}, step
         record = _added(building, text, point)
+        read = _sources(point, makers, latest)
         building.call(
-            point.name, op_type=point.op_type, kind=point.kind, step=step, outputs=[record], notes=point.notes,
-            inputs=sources(point.name, makers, latest) if point.kind == "operator" else (),
+            point.name, op_type=point.op_type, kind=point.kind, step=step, outputs=[record], inputs=read or (),
+            notes=(*point.notes, UNTOLD) if scan.edges and read is None else point.notes,
         )  # fmt: skip
         if point.kind == "operator":
             latest[point.name] = record
+            if point.same:
+                latest[point.same] = record
     _noted(building, scan)
     return building.run()
 
 
-def sources(name: str, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> list[int]:
-    """Records of which a tensor was made: of operators whose outputs a log does not show, what they were made of."""
-    found: dict[int, None] = {}
-    seen = set()
-    todo = list(reversed(makers.get(name, ())))
+def _sources(point: _Point, makers: dict[str, tuple[str, ...]], latest: dict[str, int]) -> dict[str, int] | None:
+    """Records of which a tensor was made, by name: of operators whose outputs a log does not show, what they were made of.
+
+    None where the log does not tell it all. Weights and what the model is given are nobody's output.
+    """
+    name = point.same or point.name
+    if point.kind != "operator" or name not in makers:
+        return None
+    found: dict[str, int] = {}
+    seen = {name}
+    todo = list(reversed(makers[name]))
     while todo:
         one = todo.pop()
-        if one in seen:
-            continue
-        seen.add(one)
         if one in latest:
-            found[latest[one]] = None
-        elif one != name:
-            todo += reversed(makers.get(one, ()))
-    return list(found)
+            found[one] = latest[one]
+        elif one in makers and one not in seen:
+            todo += reversed(makers[one])
+        elif one in seen or _MADE.fullmatch(one):
+            return None
+        seen.add(one)
+    return found
 
 
 def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
@@ -150,7 +164,7 @@ def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
         )  # fmt: skip
     if point.values is not None:
         values = point.values
-        return building.array(values, quantum=point.quantum)
+        return building.array(values, quantum=point.quantum, whole=(-1,) if values.size >= _BLOCK_VALUES else ())
     count = point.statistics.count if point.statistics is not None else 0
     why = "the tensor checker writes figures, no elements"
     return building.tensor(point.dtype, (count,), why=why, statistics=point.statistics, device=point.device)
@@ -159,6 +173,8 @@ def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
 def _noted(building: Building, scan: _Scan) -> None:
     if scan.empty:
         building.note("error", f"{scan.empty} tensors were printed before they were filled (Not initialized); they are left out")
+    if scan.tables:
+        building.note("error", f"{scan.tables} tables of how often operators ran in which dtype are not compared: they hold no tensors")
     lost = [p for p in scan.points if p.printed is not None and p.printed.why]
     if lost and lost[-1].printed is not None:
         more = f" (and of {len(lost) - 1} others)" if len(lost) > 1 else ""
@@ -179,14 +195,38 @@ def _scanned(text: mmap.mmap) -> _Scan:
     header = paddle_print.HEADER.search(text, 0)
     while header is not None:
         following = paddle_print.HEADER.search(text, header.end())
-        _between(scan, text[place : header.start()], last=True)
+        _pieces(scan, text, place, header.start(), last=True)
         limit = following.start() if following is not None else size
         printed = paddle_print.read(text, header, limit)
-        scan.points.append(_printed(scan, printed))
+        _add(scan, text, _printed(scan, printed))
         scan.words, scan.before = [], b""
         place, header = printed.end, following
-    _between(scan, text[place:size], last=False)
+    _pieces(scan, text, place, size, last=False)
     return scan
+
+
+def _add(scan: _Scan, text: mmap.mmap, point: _Point) -> None:
+    """Add a printed tensor. What only changes the layout of the tensor before it is that tensor, under its new name.
+
+    Passes put such operators in where kernels of oneDNN end; a run without them has nothing that they face.
+    """
+    before = scan.points[-1] if scan.points else None
+    if point.op_type in _LAYOUTS and before is not None and before.printed is not None and point.printed is not None:
+        one, two = before.printed, point.printed
+        if (one.dtype, one.shape) == (two.dtype, two.shape) and text[one.start : one.end] == text[two.start : two.end]:
+            notes = (*before.notes, f"laid out anew as {point.name}")
+            point = replace(point, op_type=before.op_type, same=before.same or before.name, notes=notes)
+            scan.points.pop()
+    scan.points.append(point)
+
+
+def _pieces(scan: _Scan, text: mmap.mmap, start: int, end: int, *, last: bool) -> None:
+    """Read what stands between two tensors, a piece at a time, cut between lines."""
+    while end - start > _PIECE_BYTES:
+        cut = text.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or start + _PIECE_BYTES
+        _between(scan, text[start:cut], last=False)
+        start = cut
+    _between(scan, text[start:end], last=last)
 
 
 def _printed(scan: _Scan, printed: paddle_print.Printed) -> _Point:
@@ -228,31 +268,31 @@ def _line(scan: _Scan, line: bytes) -> None:
         if 0 < len(words) <= _WORDS:
             scan.words += words
         line = line[header.end() :]
-    label = _LABEL.search(line) if b"===>:" in line else None
-    if label is not None:
-        scan.label = label[1]
+    if _LABEL in line:
+        scan.label = line.partition(_LABEL)[2].strip()[:_LONGEST_NAME]
         return
-    if scan.label and line.strip():
+    if scan.label and line.strip() and len(line) <= paddle_print.LONGEST_ROW:
         found, name = paddle_print.numbers(line), scan.label.decode("utf-8", "replace")
         scan.label = b""
         if found is not None:
             values, quantum = found
             values = values if values.dtype == np.int64 else values.astype(np.float32)
-            notes = ("inside a kernel: the first elements only",)
-            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, notes=notes, marked=scan.step))
+            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, marked=scan.step))
             return
     if b"[PRECISION]" in line:
         found_figures = _PRECISION.search(line)
         if found_figures is not None:
             scan.points.append(_checked(scan, found_figures))
         return
-    if b"Op(" in line and b"inputs:{" in line:
-        edge = _OPERATOR.search(line)
-        if edge is not None:
-            inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(edge[i])))) for i in (2, 3))
-            scan.edges.append((len(scan.points), outputs, inputs))
+    if _INPUTS in line and _OPERATOR in line:
+        read, _, wrote = line.partition(_INPUTS)[2].partition(_OUTPUTS)
+        inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(names)))) for names in (read, wrote))
+        scan.edges.append((len(scan.points), outputs, (*inputs, "?") if _BLOCKS.search(line) else inputs))
         return
-    if header is not None or not line.strip() or line.startswith(b"--- Running") or line.startswith(b"Parameter containing"):
+    if header is not None or not line.strip() or line.startswith((b"--- Running", b"Parameter containing")):
+        return
+    if _TABLE in line:
+        scan.tables += 1
         return
     if b"Tensor(Not initialized)" in line:
         scan.empty += 1
@@ -333,6 +373,3 @@ def _alike(names: Sequence[str], starts: Sequence[int]) -> bool:
     first = set(names[: ends[0]])
     later = names[ends[0] :]
     return bool(later) and sum(name in first for name in later) >= _SAME_SHARE * len(later)
-
-
-__all__ = ["LOOKS_LIKE", "ORDER", "open_run", "sniff", "sources"]

@@ -95,8 +95,7 @@ def open_run(place: Place) -> Run:
     building = Building(place.path, "paddle params")
     found: list[_Stream] = []
     try:
-        for stream in _streams(Bytes(mapped), place.size):
-            found.append(stream)
+        found.extend(_streams(Bytes(mapped), place.size))  # keeps what came before the first that is damaged
     except UnreadableRun as error:
         if not found:
             raise
@@ -144,7 +143,7 @@ def _names(building: Building, place: Place, found: list[_Stream]) -> list[str]:
             continue
         try:
             parameters = paddle_program.described(place.within(beside)).parameters
-        except Exception as error:  # whatever a damaged program does to its parser
+        except Exception as error:  # noqa: BLE001 - whatever a damaged program does to its parser
             building.note("error", f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have numbers for names")
             continue
         names = sorted(parameters)
@@ -153,7 +152,6 @@ def _names(building: Building, place: Place, found: list[_Stream]) -> list[str]:
         )
         if fits:
             return names
-        building.note(
-            "error", f"{beside} is the program of other weights ({len(names)} against {len(found)}), so they have numbers for names"
-        )
+        said = f"is the program of other weights ({len(names)} against {len(found)})"
+        building.note("error", f"{beside} {said}, so parameters have numbers for names")
     return plain

@@ -12,7 +12,6 @@ from whence.readers.building import Building
 from whence.readers.parts import named, torch_file
 from whence.readers.parts.named import Named
 from whence.readers.parts.stored import File
-from whence.readers.parts.torch_file import TorchTensor
 from whence.readers.place import Place
 from whence.records import Run
 
@@ -21,8 +20,9 @@ ORDER = 82
 
 
 def sniff(place: Place) -> bool:
-    if place.is_folder:
-        return any(_is_ours(name) for name in place.files)
+    if place.is_folder:  # checkpoints are often kept in both formats
+        ours = [name for name in place.files if _is_ours(name)]
+        return any(not name.endswith(".bin") for name in ours) or (bool(ours) and not any(n.endswith(".safetensors") for n in place.files))
     return torch_file.recognised(place.head)
 
 
@@ -41,13 +41,4 @@ def _is_ours(name: str) -> bool:
 def _items(building: Building, file: File, name: str) -> Iterator[Named]:
     """The tensors of a file. name: of its only one, what the names of those in a container begin with."""
     for inner, tensor in torch_file.tensors(torch_file.load(Path(file.name))):
-        yield of_tensor(named.below(name, inner), tensor, ordered=bool(inner))
-
-
-def of_tensor(name: str, tensor: TorchTensor | torch_file.Unknown, *, ordered: bool = False) -> Named:
-    """A tensor of a file as one with a name; one that is not read says so."""
-    if isinstance(tensor, TorchTensor):
-        stride = () if tensor.is_contiguous else tensor.stride
-        return Named(name, tensor.dtype, tensor.shape, tensor.array, ordered=ordered, stride=stride)
-    why = f"{tensor.name} is not read; save it as a plain tensor"
-    return Named(name, tensor.name.rpartition(".")[2], (), None, why, ordered=ordered)
+        yield named.of_torch(named.below(name, inner), tensor, ordered=bool(inner))

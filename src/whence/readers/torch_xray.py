@@ -18,7 +18,7 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
-from whence.readers.building import Building
+from whence.readers.building import WIDER, Building
 from whence.readers.parts import limits, nesting
 from whence.readers.place import Place
 from whence.records import Run
@@ -36,6 +36,7 @@ _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "out
 _LEVELS = 3  # of groups below a step: modules
 _NAME = 4096
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}  # those that HDF5 and h5py bring along
+_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)  # what h5py raises for a damaged file
 _DEFLATE_RATIO = 1032  # the most that gzip packs
 
 
@@ -65,7 +66,7 @@ def open_run(place: Place) -> Run:
         try:
             with h5py.File(path, "r", locking=False) as file:
                 _add(building, file, path, name, rank)
-        except OSError as error:
+        except _DAMAGE as error:
             if len(ranks) == 1:
                 raise UnreadableRun(f"{name} is damaged: {_short(error)}; copy or dump it again") from error
             building.note("error", f"{name} is damaged and left out: {_short(error)}")
@@ -108,8 +109,15 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
     """One group. Tensors with one prefix are a call; calls stand in the order in which they ended."""
     size = path.stat().st_size
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
+    unsaid: set[_Call] = set()
     for one in tensors:
-        record = _record(building, file[one.path], path, name, size)
+        try:
+            dataset = file[one.path]
+            record = _record(building, dataset, path, name, size)
+            if not _said(dataset) and dataset.dtype.kind == "f":
+                unsaid.add(one.call)
+        except _DAMAGE as error:
+            record = building.tensor("unknown", (), why=f"{one.path} is damaged: {_short(error)}", file=name)
         calls.setdefault(one.call, {}).setdefault(one.kind, {})[one.name] = record
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
@@ -120,7 +128,8 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
             handles[place] = building.call(
                 call.scope, op_type=call.cls, rank=rank, step=step, phase=phase, parent=handles.get(parent[place], -1),
                 kind="module" if "input" in slots else "operator" if call.cls else "label",
-                inputs=slots.get("input", {}), outputs=slots.get("output", {}), params=slots.get("param", {}),
+                notes=(WIDER,) if call in unsaid else (), inputs=slots.get("input", {}), outputs=slots.get("output", {}),
+                params=slots.get("param", {}),
             )  # fmt: skip
 
 
@@ -159,7 +168,7 @@ def _tensors(
                 building.note("error", f"{what} leads to another file ({link.filename}); it is not followed")
                 continue
             found = group[name]
-        except (KeyError, OSError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             building.note("error", f"{what} cannot be opened: {_short(error)}")
             continue
         if isinstance(found, h5py.Dataset):
@@ -199,7 +208,7 @@ def _said(dataset: Any) -> str:
     """The dtype that the attribute names, "" when there is none."""
     try:
         said = dataset.attrs.get("dtype", "")
-    except (OSError, RuntimeError, ValueError, TypeError):
+    except _DAMAGE:
         return ""
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
     return text.removeprefix("torch.").removeprefix("paddle.")[:64]

@@ -16,8 +16,8 @@ _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it cha
 def shifted(at: Pairing) -> None:
     """Shared numbers that contradict what they number: one call more or less in a list, and all behind it have other numbers.
 
-    Only where the lists differ in length or classes (of operators: types) contradict each other, and an alignment that keeps the order fits far
-    better: then the numbers of that list, and all names below, are given up. Lists of one length keep their numbers: there,
+    Only where the lists differ in length or classes (of operators: types) contradict each other, and an alignment that keeps the
+    order fits far better: then the numbers of that list, and all names below, are given up. Lists of one length keep their numbers: there,
     parameters in another place are a fault.
     """
     for mine, theirs in _numbered(at):

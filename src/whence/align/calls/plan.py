@@ -1,6 +1,7 @@
 """Decides which call of the reference faces which call of the target, from names and metadata alone. Reads no tensor data.
 
-Rules by falling strictness: "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
+Rules by falling strictness: "original operators" (both say that they carry out the same ones), "exact key" (rank, root, step, micro,
+phase, scope, op, occurrence all equal), "normalised name"
 (wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a word more), "order" (the calls
 that paired calls make, aligned in the order in which they ran), "data flow" (what it reads and who reads it are partners),
 "content" (parameters or outputs that no other call has). What no rule pairs is listed as unmatched, what several candidates fit
@@ -9,8 +10,12 @@ equally as ambiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from whence.align.calls.counting import counted
+from whence.align.calls.fitting import fitted
 from whence.align.calls.flow import between_partners
+from whence.align.calls.fused import RULE
 from whence.align.calls.lines import line_by_line
 from whence.align.calls.nesting import containers, learn, leaves, structure
 from whence.align.calls.numbering import shifted
@@ -27,9 +32,10 @@ from whence.results import CallPair, Plan
 MATCHES = ("auto", "exact", "names", "order")
 
 
-def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
+def plan(reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple[int, int, str]] = ()) -> Plan:
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched, ambiguous.
 
+    faced: calls that carry out the same operators (`fused`), with evidence; their sites are paired before any rule is asked.
     match: "auto" all rules; "exact" equal keys only; "names" these, and names that differ in spelling; "order" the k-th call
     faces the k-th, which is refused unless both have as many and every line agrees in kind and output shapes.
     Raises UsageError: another word for `match`; a line that disagrees.
@@ -40,6 +46,8 @@ def plan(reference: Run, target: Run, match: str = "auto") -> Plan:
         pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target)]
         return _plan(reference, target, pairs, {}, selected(reference.calls), selected(target.calls))
     at = Pairing(reference, target)
+    for one, other, evidence in faced:
+        at.pair(at.left.site_of[one], at.right.site_of[other], RULE, evidence)
     exact(at)
     if match != "exact":
         normalised(at)
@@ -98,7 +106,7 @@ def _plan(
 
 def pair_of(call: Call, other: Call, rule: str, reference: Run, target: Run, evidence: str | None = None) -> CallPair:
     """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where these differ."""
-    slots, mine, theirs = face(call, other, reference, target)
+    slots, mine, theirs = (fitted if rule == RULE else face)(call, other, reference, target)
     if evidence is None:
         evidence = "" if call.op_type == other.op_type else f"{call.op_type} against {other.op_type}"
     return CallPair(call.id, other.id, rule, evidence, tuple(slots), tuple(mine), tuple(theirs))

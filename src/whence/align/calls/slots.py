@@ -72,7 +72,7 @@ def _of_one_kind(slots: list[SlotPair], free: dict[str, Ref], reference: Run, ta
 
 
 def _is_float(record: Record) -> bool:
-    return dtypes.named(record.dtype).is_floating
+    return dtypes.is_floating(record.dtype)
 
 
 def _kind(ref: Ref) -> str:

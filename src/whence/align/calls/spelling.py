@@ -18,7 +18,7 @@ def exact(at: Pairing) -> None:
     """Every part of the key is equal."""
     for site, key in enumerate(at.left.keys):
         other = at.right.number.get(key)
-        if other is not None:
+        if other is not None and site not in at.face and other not in at.back:
             at.pair(site, other, EXACT, at.classes(site, other))
 
 

@@ -254,7 +254,7 @@ def _last(name: str) -> str:
 
 
 def _exact(dtype: str) -> bool:
-    return dtype not in dtypes.DTYPES or not dtypes.named(dtype).is_floating
+    return not dtypes.is_floating(dtype)
 
 
 def _figures(a: Record, b: Record) -> float:

@@ -26,11 +26,11 @@ def activations(at: Laying) -> None:
             continue
         a, b = at.records(faces[0])
         same = a.shape == b.shape
-        if same and at.channel_orders and dtypes.named(a.dtype).is_floating:
+        if same and at.channel_orders and dtypes.is_floating(a.dtype):
             faces = _as_channels(at, faces, family)
             if not faces:
                 continue
-        if same and (not dtypes.named(a.dtype).is_floating or a.count < 4 or not _may_be_turned(at, faces[0])):
+        if same and (not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(at, faces[0])):
             continue
         possible = candidates(b.shape, a.shape)
         if len(possible) < 2 and same:

@@ -74,7 +74,7 @@ def _left_over(at: Laying) -> None:
 
 def _fit(at: Laying, face: Face) -> bool:
     a, b = at.records(face)
-    return dtypes.named(a.dtype).is_floating == dtypes.named(b.dtype).is_floating and bool(ways(b.shape, a.shape))
+    return dtypes.is_floating(a.dtype) == dtypes.is_floating(b.dtype) and bool(ways(b.shape, a.shape))
 
 
 def _told(at: Laying) -> list[str]:

@@ -99,7 +99,7 @@ def _places(at: Matching, many: str) -> Iterator[_Place]:
 def _floats(at: Matching, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
     run = at.reference if side == "reference" else at.target
     found = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
-    return [(slot, record.id) for slot, record in found if dtypes.named(record.dtype).is_floating and record.count > 1]
+    return [(slot, record.id) for slot, record in found if dtypes.is_floating(record.dtype) and record.count > 1]
 
 
 def _calls(at: Matching, place: _Place) -> tuple[Call, Call]:

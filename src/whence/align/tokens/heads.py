@@ -49,7 +49,7 @@ def _returned(call: Call, slots: Iterable[str], run: Run) -> list[Ref]:
 
 def _is_scores(run: Run, record: int) -> bool:
     found = run.records[record]
-    return len(found.shape) > 1 and found.count > 0 and dtypes.named(found.dtype).is_floating
+    return len(found.shape) > 1 and found.count > 0 and dtypes.is_floating(found.dtype)
 
 
 def _maker(calls: Iterable[Call], root: Call, record: int) -> Call | None:

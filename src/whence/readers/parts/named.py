@@ -7,7 +7,7 @@ everything else is something that was recorded on the way, a label.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from whence.errors import UnreadableRun
 from whence.readers.building import UNORDERED, Building, Load
 from whence.readers.parts.stored import File
+from whence.readers.parts.torch_file import TorchTensor, Unknown
 from whence.readers.place import Place
 
 # Last parts of names that only weights, and what optimizers keep of them, have.
@@ -38,7 +39,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 class Named:
     """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor` takes them.
 
-    at: when its file was written. ordered: its place among the others is that in which it was made.
+    at: when its file was written. ordered: its place among the others is that in which it was made. said: its scope, "input" or "output",
+    and slot, where the dump tells them. arguments: of its call. file: it lies in, relative to the dump.
     """
 
     name: str
@@ -51,12 +53,22 @@ class Named:
     at: int = 0
     ordered: bool = False
     stride: tuple[int, ...] = ()
+    said: tuple[str, str, str] | None = None
+    file: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, building: Building) -> int:
-        return building.tensor(self.dtype, self.shape, self.load, why=self.why, stride=self.stride)
+        return building.tensor(self.dtype, self.shape, self.load, why=self.why, stride=self.stride, file=self.file)
 
 
 Items = Callable[[Building, File, str], Iterable[Named]]
+
+
+def of_torch(name: str, tensor: TorchTensor | Unknown, **given: Any) -> Named:
+    """A tensor of a file as one with a name; one that is not read says so. given: what else `Named` takes."""
+    if isinstance(tensor, TorchTensor):
+        return Named(name, tensor.dtype, tensor.shape, tensor.array, stride=() if tensor.is_contiguous else tensor.stride, **given)
+    return Named(name, tensor.name.rpartition(".")[2], (), None, f"{tensor.name} is not read; save it as a plain tensor", **given)
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -79,7 +91,7 @@ def of_files(building: Building, place: Place, is_ours: Callable[[str], bool], i
         own, step, rank = placed(name, alone=len(chosen) == 1)
         try:
             file = File(place.inside(name))
-            found += (replace(item, step=step, rank=rank, at=file.written) for item in items(building, file, own))
+            found += (replace(item, step=step, rank=rank, at=file.written, file=name) for item in items(building, file, own))
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
     others = [name for name in place.files if not is_ours(name) and name.lower().endswith(TENSORS)]
@@ -112,11 +124,11 @@ def below(name: str, inner: str) -> str:
 
 
 def add(building: Building, items: Sequence[Named]) -> None:
-    """Add the tensors of one dump as calls."""
-    if is_checkpoint(item.name for item in items):
-        _weights(building, items)
+    """Add the tensors of one dump as calls. Gradients are often kept under the names of their weights; the dump's name tells."""
+    if is_checkpoint(item.name for item in items) and "grad" not in PurePosixPath(building.path).name.lower():
+        add_weights(building, items)
     else:
-        _labels(building, *in_order(items))
+        add_labels(building, *in_order(items))
 
 
 def is_checkpoint(names: Iterable[str]) -> bool:
@@ -169,17 +181,17 @@ def slot_of(name: str) -> tuple[str, str, str]:
     return (name[: found.start()], found["kind"], found["slot"] or "0") if found else ("", "", "")
 
 
-def _labels(building: Building, items: Sequence[Named], has_order: bool) -> None:
+def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:
     """Each name a call with that output; where names say which are inputs and outputs of a module, these are one call and nest.
 
     BERT has modules called output: names are taken apart only where some say "input", or all say something.
     """
-    said = [slot_of(item.name) for item in items]
+    said = [item.said or slot_of(item.name) for item in items]
     tells = any(kind == "input" for _, kind, _ in said) or all(kind for _, kind, _ in said)
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
     for item, (scope, kind, slot) in zip(items, said, strict=True):
-        if not (tells and kind):
+        if item.said is None and not (tells and kind):
             scope, kind, slot = item.name, "output", "0"
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
@@ -187,17 +199,19 @@ def _labels(building: Building, items: Sequence[Named], has_order: bool) -> None
             group = open_[item.step, item.rank, scope] = _Group(item.step, item.rank, scope)
             calls.append(group)
         group.slots[kind][slot] = item
+        group.arguments.update(item.arguments)
     handles: dict[tuple[int, int, str], int] = {}
     if not has_order and all(group.scope for group in calls):  # which of them the whole was given and returned is not known either
         for step, rank in dict.fromkeys((group.step, group.rank) for group in calls):
-            handles[step, rank, ""] = building.call("", kind="label", step=step, rank=rank, notes=(UNORDERED,))
+            handles[step, rank, ""] = building.call("", kind="module", step=step, rank=rank, notes=(UNORDERED,))
     for group in _nested(calls):
         moment = (group.step, group.rank)
         parent = next((handles[*moment, above] for above in _above(group.scope) if (*moment, above) in handles), -1)
         inputs, outputs = ({slot: item.record(building) for slot, item in group.slots[kind].items()} for kind in ("input", "output"))
+        kind = "label" if group.scope or len(calls) == 1 else "module"
         handle = building.call(
-            group.scope, kind="label", step=group.step, rank=group.rank, parent=parent, inputs=inputs, outputs=outputs,
-            notes=() if has_order else (UNORDERED,),
+            group.scope, kind=kind, step=group.step, rank=group.rank, parent=parent, inputs=inputs, outputs=outputs,
+            arguments=group.arguments, notes=() if has_order else (UNORDERED,),
         )  # fmt: skip
         if group.holds_others:
             handles[*moment, group.scope] = handle
@@ -211,6 +225,7 @@ class _Group:
     rank: int
     scope: str
     slots: dict[str, dict[str, Named]] = field(default_factory=lambda: {"input": {}, "output": {}})
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def holds_others(self) -> bool:
@@ -240,7 +255,7 @@ def _above(scope: str) -> list[str]:
     return [".".join(parts[:k]) for k in range(len(parts) - 1, 0, -1)] + ([""] if scope else [])
 
 
-def _weights(building: Building, items: Sequence[Named]) -> None:
+def add_weights(building: Building, items: Sequence[Named]) -> None:
     """Parameters of modules, below one root."""
     modules: dict[tuple[int, int, str], dict[str, Named]] = {}
     for item in items:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from whence.errors import UnreadableRun
 from whence.readers.parts import protobuf
@@ -74,7 +75,7 @@ def legacy(message: bytes) -> Described:
     if not blocks:
         raise UnreadableRun("it has no block of operators")
     parameters = {v.name: v for block in blocks for v in block.variables.values() if v.persistable}
-    return Described(list(_operators(blocks, 0, {0})), parameters)
+    return Described(list(_operators(blocks, (0,), {0})), parameters)
 
 
 class _Block:
@@ -90,7 +91,8 @@ class _Block:
 
 
 def _variable(message: memoryview) -> Variable:
-    name, dtype, shape, persistable = "", "", (), False
+    name, dtype, persistable = "", "", False
+    shape: tuple[int, ...] = ()
     for number, kind, value in protobuf.fields(message):
         if number == 1 and kind == protobuf.BYTES:
             name = text(value)
@@ -112,7 +114,8 @@ def _tensor(message: memoryview) -> tuple[str, tuple[int, ...]]:
 
 def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
     """(dtype, shape) of a TensorDesc; a dtype code that is not known stays visible ("code 99")."""
-    dtype, shape = "", []
+    dtype = ""
+    shape: list[int] = []
     for number, kind, value in protobuf.fields(message):
         if number == 1 and kind == protobuf.VARINT:
             dtype = DTYPES.get(value, f"code {value}")
@@ -121,11 +124,12 @@ def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
     return dtype, tuple(shape)
 
 
-def _operators(blocks: list[_Block], index: int, above: set[int]) -> Iterator[Operator]:
+def _operators(blocks: list[_Block], path: tuple[int, ...], taken: set[int]) -> Iterator[Operator]:
+    """The operators of the block at the end of a path from the outermost. taken: blocks that some operator runs; each is one's."""
     variables: dict[str, Variable] = {}
-    for block in blocks[:1] + [blocks[index]]:
-        variables |= block.variables
-    for message in blocks[index].operators:
+    for above in path:
+        variables |= blocks[above].variables
+    for message in blocks[path[-1]].operators:
         made = Operator("")
         nested: list[int] = []
         for number, kind, value in protobuf.fields(message):
@@ -147,9 +151,10 @@ def _operators(blocks: list[_Block], index: int, above: set[int]) -> Iterator[Op
                     made.attributes[name] = found
         if made.op_type in ("feed", "fetch"):
             continue
-        for inner_index in nested:
-            if 0 < inner_index < len(blocks) and inner_index not in above and len(above) < _DEPTH:
-                made.inside += _operators(blocks, inner_index, above | {inner_index})
+        for inside in nested:
+            if 0 < inside < len(blocks) and inside not in taken and len(path) < _DEPTH:
+                taken.add(inside)
+                made.inside += _operators(blocks, (*path, inside), taken)
         yield made
 
 
@@ -165,8 +170,10 @@ def _slot(message: memoryview) -> tuple[str, list[str]]:
 
 def _attribute(message: memoryview) -> tuple[str, Any, list[int]]:
     """(name, value, blocks it runs)."""
-    name, value, many, blocks, kinds = "", None, [], [], -1
-    listed = False
+    name, kinds, listed = "", -1, False
+    value: Any = None
+    many: list[Any] = []
+    blocks: list[int] = []
     for number, kind, found in protobuf.fields(message):
         if number == 1:
             name = text(found)
@@ -206,8 +213,6 @@ _LISTS = {3, 4, 5, 7, 11, 12, 14}  # INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S
 
 def _short(value: float) -> float:
     """A float32 as the shortest decimal that is it."""
-    import numpy as np
-
     return float(str(np.float32(value)))
 
 

@@ -38,7 +38,7 @@ def either(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
 
 def path(shown: Shown) -> str:
     """Where the dump keeps a tensor; its name where it has no file."""
-    return shown.file or name(shown)
+    return shown.path or name(shown)
 
 
 def name(shown: Shown) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from whence.report.views.cells import Cell, Columns, reference, shape, target, torch_dtype
@@ -74,7 +75,7 @@ COLUMNS: Columns = {
     "Bench l2norm": _or("N/A", reference(lambda s: s.norm)),
     "Requires_grad Consistent": lambda *_: "N/A",
     "Result": lambda _, row: row.result,
-    "Err_message": lambda _, row: str([f"{row.result}: {row.message}"] if row.message else [row.why] if row.why else []),
+    "Err_message": lambda _, row: json.dumps([f"{row.result}: {row.message}"] if row.message else [row.why] if row.why else []),
     "NPU_Stack_Info": _source,
     "Data_name": _files,
 }

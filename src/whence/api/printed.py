@@ -1,0 +1,65 @@
+"""Prints that leave elements out, against tensors of which more is there: both are cut to what either shows."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from whence.dtypes import Array
+from whence.readers import Opened
+from whence.records import Key, Over, Record, Run
+
+
+def alike(reference: Run, target: Run) -> tuple[Run, Run]:
+    """Both runs, with tensors of one key cut to the same elements where one of them is a summary of the other's shape.
+
+    A summary shows both ends of long axes (`Record.whole`). The runs themselves where nothing is to be cut.
+    """
+    if not any(r.whole for run in (reference, target) for r in run.records):
+        return reference, target
+    others = _by_key(target)
+    cut: tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]] = ({}, {})
+    for key, mine in _by_key(reference).items():
+        if key not in others:
+            continue
+        one, two = reference.records[mine], target.records[others[key]]
+        if one.shape != two.shape and (one.whole or one.shape) == (two.whole or two.shape):
+            shape = tuple(min(pair) for pair in zip(one.shape, two.shape, strict=True))
+            for table, record in zip(cut, (one, two), strict=True):
+                if record.shape != shape and not record.why:
+                    table[record.id] = shape
+    return _cut(reference, cut[0]), _cut(target, cut[1])
+
+
+def _by_key(run: Run) -> dict[Key, int]:
+    return {call.key(ref.slot): ref.record for call in run.calls for ref in call.refs}
+
+
+def _cut(run: Run, table: dict[int, tuple[int, ...]]) -> Run:
+    if not table:
+        return run
+    out = _Cut(run, table)
+    return Opened(out, run.reader) if isinstance(run, Opened) else out
+
+
+class _Cut(Over):
+    """A run of which some tensors are shown at the ends of their axes only."""
+
+    def __init__(self, base: Run, table: dict[int, tuple[int, ...]]) -> None:
+        def shown(record: Record) -> Record:
+            if record.id not in table:
+                return record
+            whole = record.whole or record.shape
+            return msgspec.structs.replace(record, shape=table[record.id], whole=whole, hash="", statistics=None, sketch=None, stride=())
+
+        super().__init__(base, None, [shown(record) for record in base.records])
+        self._table = table
+
+    def array(self, record: int) -> Array:
+        """Elements of a record. Raises ElementsMissing."""
+        array = self.base.array(record)
+        for axis, extent in enumerate(self._table.get(record, array.shape)):
+            if extent < array.shape[axis]:
+                edge = extent // 2
+                array = np.take(array, [*range(edge), *range(array.shape[axis] - (extent - edge), array.shape[axis])], axis)
+        return array

@@ -1,0 +1,80 @@
+"""The topology files of ATB: which operators a model or a layer is made of, and which tensors go between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_BYTES = 256 << 20
+_DEPTH = 32
+_LAST_NUMBER = re.compile(r"_(\d{1,9})$")
+
+
+class Operation(NamedTuple):
+    """A node. name: opName. param: its settings. inputs, outputs: names of tensors. nodes: what it is made of."""
+
+    name: str
+    type: str
+    param: dict[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Operation, ...]
+
+
+class Model(NamedTuple):
+    """A topology file. first: index of its first node in names of folders."""
+
+    name: str
+    nodes: tuple[Operation, ...]
+    first: int
+
+    def at(self, path: tuple[tuple[int, str], ...]) -> Operation | None:
+        """The node that a path of folders names ((3, "BloomLayer"), (0, "LayerNormOperation")); None when there is none of that type."""
+        nodes, first = self.nodes, self.first
+        found: Operation | None = None
+        for index, kind in path:
+            place = index - first
+            found = nodes[place] if 0 <= place < len(nodes) else None
+            if found is None or found.type != kind:
+                return None
+            nodes, first = found.nodes, 0
+        return found
+
+
+def read(path: Path) -> Model | None:
+    """A topology file; None when it is none."""
+    try:
+        if path.stat().st_size > _BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("nodes"), list):
+        return None
+    nodes = tuple(_operations(found["nodes"], 0))
+    if not nodes:
+        return None
+    number = _LAST_NUMBER.search(nodes[0].name)
+    first = int(number[1]) if number else 0
+    if (path.parent / "TransdataOperation_0.json").exists():
+        first += 1
+    return Model(str(found.get("modelName", path.stem)), nodes, first)
+
+
+def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
+    for node in nodes if depth < _DEPTH else ():
+        if isinstance(node, dict):
+            below = node.get("nodes")
+            param = node.get("param")
+            yield Operation(
+                str(node.get("opName", "")), str(node.get("opType", "")), param if isinstance(param, dict) else {},
+                _names(node.get("inTensors")), _names(node.get("outTensors")),
+                tuple(_operations(below, depth + 1)) if isinstance(below, list) else (),
+            )  # fmt: skip
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    return tuple(map(str, found)) if isinstance(found, list) else ()

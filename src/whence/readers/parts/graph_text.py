@@ -1,0 +1,241 @@
+"""Graphs of GE as people can read them: protobuf text (`dynamo_*.txt`, `ge_proto_*.txt`) and the JSON of an offline model.
+
+Source of the text form: https://protobuf.dev/reference/protobuf/textformat-spec/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whence.errors import UnreadableRun
+
+Message = dict[str, list[Any]]
+
+_BYTES = 1 << 30  # of one graph file
+_DEPTH = 64  # of messages in messages
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\#[^\n]*)|(?P<name>[A-Za-z_][\w.\-/]*)|(?P<number>[-+]?[0-9.][\w.+\-]*|-inf\b|-nan\b)"""
+    r"""|(?P<string>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')|(?P<mark>[{}<>\[\]:,;])""",
+)
+_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
+_PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
+
+def parsed(text: str, what: str) -> Message:
+    """A message in protobuf text form: every field a list of its values, messages as dicts, all else as strings.
+
+    what: names it in errors. Raises UnreadableRun where the text is no such message.
+    """
+    top: Message = defaultdict(list)
+    stack: list[tuple[Message, str]] = [(top, "")]
+    field, lists = "", 0
+    glued = False  # the token before was a string that this one may go on
+    for kind, word, place in _tokens(text, what):
+        message, end = stack[-1]
+        if kind == "string" and glued:
+            message[field][-1] += _unescaped(word)
+            continue
+        glued = False
+        if word in "{<" and kind == "mark":
+            if not field or len(stack) > _DEPTH:
+                raise UnreadableRun(f"{what}: a message at character {place} has no name, or lies {_DEPTH} deep")
+            inner: Message = defaultdict(list)
+            message[field].append(inner)
+            stack.append((inner, "}" if word == "{" else ">"))
+            field = field if lists else ""
+        elif kind == "mark" and word in "}>":
+            if word != end or len(stack) == 1:
+                raise UnreadableRun(f"{what}: {word} at character {place} ends nothing")
+            stack.pop()
+            field = ""
+        elif kind == "mark":
+            lists += {"[": 1, "]": -1}.get(word, 0)
+        elif kind == "string":
+            message[field].append(_unescaped(word))
+            glued = True
+        elif kind == "name" and (not field or not _takes_value(text, place)):
+            field = word
+        else:
+            message[field].append(word)
+    if len(stack) > 1:
+        raise UnreadableRun(f"{what} ends within a message")
+    return top
+
+
+def _takes_value(text: str, place: int) -> bool:
+    """Is the name that starts here a value (`key: DT_FLOAT`), not a field?"""
+    before = place - 1
+    while before >= 0 and text[before] in " \t\r\n":
+        before -= 1
+    return before >= 0 and text[before] in ":[,"
+
+
+def _tokens(text: str, what: str) -> Iterator[tuple[str, str, int]]:
+    place = 0
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if found is None:
+            raise UnreadableRun(f"{what}: {text[place : place + 20]!r} at character {place} is no protobuf text")
+        if found.lastgroup != "space":
+            yield str(found.lastgroup), found.group(), place
+        place = found.end()
+
+
+def _unescaped(quoted: str) -> str:
+    inner = quoted[1:-1]
+    if "\\" not in inner:
+        return inner
+    raw = bytearray()
+    last = 0
+    for found in _ESCAPE.finditer(inner):
+        raw += inner[last : found.start()].encode()
+        octal, hexadecimal, letter = found.groups()
+        if letter is None:
+            raw.append(int(octal, 8) & 0xFF if octal else int(hexadecimal, 16))
+        else:
+            raw += _PLAIN.get(letter, letter).encode()
+        last = found.end()
+    raw += inner[last:].encode()
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class Node(NamedTuple):
+    """One operator of a graph.
+
+    inputs: (producer, its output) of every input that is data, in order; ("", 0) for one that is left out. fx: name of the FX node
+    that each stamped output stands for. origins: operators of the original program that were fused into it; None when not said.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[tuple[str, int], ...]
+    fx: tuple[str, ...]
+    origins: tuple[str, ...] | None
+
+
+class Graph:
+    """The operators of one graph by name. path: the file it comes from."""
+
+    def __init__(self, name: str, nodes: Iterable[Node], path: str = "") -> None:
+        self.name, self.path = name, path
+        self.nodes: Mapping[str, Node] = {node.name: node for node in nodes}
+
+    @cached_property
+    def fx_names(self) -> Mapping[str, str]:
+        """FX node of every operator: its own stamp; without one, that of all who read it, since only the last operator that an FX
+        node became bears its name. Operators that several FX nodes read, and inputs of the graph, have none.
+        """
+        readers: dict[str, list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for producer, _ in node.inputs:
+                readers[producer].append(node.name)
+        owner: dict[str, str] = {}
+        for node in reversed(self._in_order()):
+            if node.fx:
+                owner[node.name] = node.fx[0].rpartition(".OUTPUT.")[0].partition("-")[0]
+            elif node.type not in _SOURCES:
+                found = {owner.get(reader, "") for reader in readers[node.name]}
+                if len(found) == 1 and "" not in found:
+                    owner[node.name] = found.pop()
+        return owner
+
+    def _in_order(self) -> list[Node]:
+        """Producers before readers; what lies in a circle comes last."""
+        waiting = {name: len({p for p, _ in node.inputs if p in self.nodes and p != name}) for name, node in self.nodes.items()}
+        readers: dict[str, set[str]] = defaultdict(set)
+        for name, node in self.nodes.items():
+            for producer, _ in node.inputs:
+                if producer in self.nodes and producer != name:
+                    readers[producer].add(name)
+        ready = [name for name, count in waiting.items() if not count]
+        out: list[str] = []
+        for name in ready:  # grows while it is walked
+            out.append(name)
+            for reader in readers[name]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    ready.append(reader)
+        done = set(out)
+        return [self.nodes[name] for name in (*out, *(n for n in self.nodes if n not in done))]
+
+    def feeds(self, name: str, other: str) -> bool:
+        """Does one operator read what another makes?"""
+        node = self.nodes.get(other)
+        return node is not None and any(producer == name for producer, _ in node.inputs)
+
+
+_SOURCES = frozenset({"Data", "RefData", "AnyData", "Const", "Constant", "ConstPlaceHolder", "Variable", "PlaceHolder", "FileConstant"})
+
+
+def graphs(path: Path) -> list[Graph]:
+    """The graphs in a file of protobuf text or JSON. Raises UnreadableRun saying what is wrong with it."""
+    try:
+        if path.stat().st_size > _BYTES:
+            raise UnreadableRun(f"{path.name} has more than {_BYTES} bytes; a graph that large is not read")
+        text = path.read_text("utf-8", "backslashreplace")
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {path.name}: {error.strerror or error}") from error
+    if path.suffix == ".json":
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableRun(f"{path.name} is no JSON: {error}") from error
+    else:
+        message = parsed(text, path.name)
+    if not isinstance(message, dict):
+        raise UnreadableRun(f"{path.name} is not the graph of a model")
+    wrapped = [g for g in _many(message, "graph") if isinstance(g, dict)]
+    return [
+        Graph(_text(_one(g, "name")), map(_node, (op for op in _many(g, "op") if isinstance(op, dict))), path.name)
+        for g in (wrapped or [message])
+        if _many(g, "op")
+    ]  # fmt: skip
+
+
+def _node(op: Mapping[str, Any]) -> Node:
+    attributes = _attributes(op)
+    inputs = [_input(_text(given)) for given in _many(op, "input")]
+    outputs = [o for o in _many(op, "output_desc") if isinstance(o, dict)]
+    stamps = (_text(_one(value, "s")) for o in outputs if (value := _attributes(o).get("_fx_tensor_name")) is not None)
+    names = attributes.get("_datadump_original_op_names")
+    origins = None if names is None else tuple(_text(s) for given in _many(names, "list") for s in _many(given, "s"))
+    return Node(
+        _text(_one(op, "name")), _text(_one(op, "type")), tuple(i for i in inputs if i is not None), tuple(filter(None, stamps)), origins
+    )  # fmt: skip
+
+
+def _input(text: str) -> tuple[str, int] | None:
+    """ "producer:output"; None for an edge of control, which carries no tensor."""
+    producer, _, output = text.rpartition(":")
+    if not producer:
+        return (text, 0)
+    return None if output == "-1" else (producer, int(output) if output.isdigit() else 0)
+
+
+def _attributes(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    out: dict[str, Mapping[str, Any]] = {}
+    for attribute in _many(of, "attr"):
+        value = _one(attribute, "value") if isinstance(attribute, dict) else None
+        if isinstance(value, dict):
+            out[_text(_one(attribute, "key"))] = value
+    return out
+
+
+def _many(message: Any, field: str) -> list[Any]:
+    found = message.get(field) if isinstance(message, dict) else None
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _one(message: Any, field: str) -> Any:
+    found = _many(message, field)
+    return found[-1] if found else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

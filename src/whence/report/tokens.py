@@ -1,0 +1,221 @@
+"""Outputs of two runs on a terminal, as csv and as JSON: the answer, the rates, what changed, then prompt by prompt."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from whence.report.plain import cell, clean, count, number
+from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
+
+_LEFT = 19
+_MOST = 5
+_PROMPT = 28  # columns of a prompt in the table
+_TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
+
+
+def tokens_text(result: TokenComparison, *, rows: int = 40) -> str:
+    """The whole answer as text. rows: most prompts in the table; where there are more, those that pass are left out first. 0: all."""
+    return "\n".join(_lines(result, rows)) + "\n"
+
+
+def tokens_json(result: TokenComparison) -> str:
+    """Everything, in ASCII: also a text that is no valid Unicode survives."""
+    return json.dumps(msgspec.to_builtins(result), indent=2) + "\n"
+
+
+def tokens_csv(result: TokenComparison) -> str:
+    """One line per prompt; an empty cell where there is no number."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = ("number", "verdict", "before", "change", "half", "longer", "unit", "first_character", "first_token", "prefix_length",
+             "reference_length", "target_length", "matched_by", "reference_line", "target_line")  # fmt: skip
+    texts = ("prompt", "common", "reference_at", "target_at", "why")
+    writer.writerow((*names, *texts))
+    for prompt in result.prompts:
+        values = (getattr(prompt, n) for n in names)
+        plain = ("" if v is None else {True: "yes", False: "no"}[v] if isinstance(v, bool) else v for v in values)
+        writer.writerow((*plain, *(cell(getattr(prompt, n)) for n in texts)))
+    return out.getvalue()
+
+
+def _lines(result: TokenComparison, rows: int) -> Iterator[str]:
+    yield _row(_TITLES[result.status], _headline(result))
+    if result.before is None:
+        yield from _rates(result)
+    else:
+        yield from _commits(result, result.before)
+    yield _row("  threshold", clean(result.thresholds_from))
+    if result.full_count:
+        longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
+        told = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
+        yield _row("  longer", f"of {count(result.full_count)} in full, {told}" if told else "none: in full is equal to the last")
+    if result.repeated:
+        split = len(result.disagreements)
+        yield _row("  A/A", f"{count(result.repeated, 'prompt')} asked more than once, {count(split)} answered in two ways")
+        yield from _some((_disagreement(d) for d in result.disagreements), split)
+    unread = result.unreadable + (result.before.unreadable if result.before else ())
+    if unread:
+        yield _row("UNREADABLE", f"{count(len(unread), 'record')}, none of which passes")
+        yield from _some((clean(u) for u in unread), len(unread))
+    if result.prompts:
+        yield ""
+        yield from _table(result, rows)
+    for note in result.notes:
+        yield f"note: {clean(note)}"
+
+
+def _headline(result: TokenComparison) -> str:
+    if result.status == "undecided":
+        return "no prompt could be compared"
+    short = [w for w, share, least in _both(result) if share is not None and share < least]
+    words = f"{' and '.join(short)} below the threshold" if short else "both rates reach their thresholds"
+    if result.table is None or result.p_value is None:
+        return words
+    changed = (
+        f"{count(len(result.newly_failing))} newly failing, {count(len(result.newly_passing))} newly passing, p = {result.p_value:.2g}"
+    )
+    return f"{words}; {changed}"
+
+
+def _both(result: TokenMatch) -> Iterator[tuple[str, float | None, float]]:
+    yield "full match", result.full_match, result.full_threshold
+    yield "half match", result.half_match, result.half_threshold
+
+
+def _rates(result: TokenMatch) -> Iterator[str]:
+    yield _row("  full match", _rate(result.full_count, result.count, result.full_match, result.full_interval, result.full_threshold))
+    yield _row("  half match", _rate(result.half_count, result.count, result.half_match, result.half_interval, result.half_threshold))
+    if result.not_compared:
+        yield _row("  not compared", f"{count(result.not_compared)} of {count(result.count, 'prompt')}; they count as not passed")
+
+
+def _rate(passed: int, of: int, share: float | None, interval: tuple[float, float], least: float) -> str:
+    low, high = interval
+    inside = "; too few prompts to be sure" if share is not None and low <= least <= high and 0 < least < 1 else ""
+    return (
+        f"{count(passed)} of {count(of)} = {_share(share)}, 95 % interval {_share(low)} to {_share(high)}; "
+        f"threshold {number(least)}: {'not' if share is None or share < least else ''} reached{inside}"
+    ).replace(":  ", ": ")
+
+
+def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
+    for title, one in (("before", before), ("after", result)):
+        yield f"{title}: {clean(one.reference)} against {clean(one.target)}"
+        yield from _rates(one)
+    table = result.table or {}
+    words = ("both", "pass at both"), ("only_before", "only before"), ("only_after", "only after"), ("neither", "at neither")
+    yield _row("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
+    texts = {p.number: p.prompt for p in result.prompts}
+    for title, numbers in (("  newly failing", result.newly_failing), ("  newly passing", result.newly_passing)):
+        if numbers:
+            shown = ", ".join(f"{n} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else str(n) for n in numbers[: 2 * _MOST])
+            more = f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
+            yield _row(title, shown + more)
+    if result.p_value is not None:
+        changed = len(result.newly_failing) + len(result.newly_passing)
+        yield _row("  sign test", f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed")
+
+
+def _table(result: TokenComparison, rows: int) -> Iterator[str]:
+    prompts: Sequence[PromptMatch] = result.prompts
+    left = 0
+    if rows and len(prompts) > rows:
+        some = [p for p in prompts if p.verdict != "PASS" or p.change] or list(prompts)
+        left, prompts = len(prompts) - len(some[:rows]), some[:rows]
+    text = any(p.unit == "character" for p in prompts)
+    head = ["no", "verdict", *(["before"] if result.before else []), "half", *(["char"] if text else []), "token", "prefix", "ref", "tgt",
+            "prompt", "first difference"]  # fmt: skip
+    table = [head, *(_cells(p, text=text, before=result.before is not None) for p in prompts)]
+    right = {i for i, h in enumerate(head) if h in ("no", "char", "token", "prefix", "ref", "tgt")}
+    yield from _columns(table, right)
+    if left:
+        yield f"{count(left, 'more prompt')}: --rows 0 shows all, --format csv too"
+
+
+def _cells(prompt: PromptMatch, *, text: bool, before: bool) -> list[str]:
+    half = "-" if prompt.half is None else "yes" if prompt.half else "no"
+    first = [_whole(prompt.first_character)] if text else []
+    lengths = [_whole(prompt.prefix_length), _whole(prompt.reference_length), _whole(prompt.target_length)]
+    return [
+        str(prompt.number), prompt.verdict, *([prompt.before or "-"] if before else []), half, *first, _whole(prompt.first_token), *lengths,
+        _quoted(_cut(prompt.prompt, _PROMPT)) if prompt.prompt else "-", _difference(prompt),
+    ]  # fmt: skip
+
+
+def _difference(prompt: PromptMatch) -> str:
+    parts = []
+    if prompt.full is not None and not prompt.full:
+        parts.append(f"after {_quoted(prompt.common)}: {_quoted(prompt.reference_at)} | {_quoted(prompt.target_at)}")
+    elif prompt.longer:
+        parts.append(f"the {prompt.longer} goes on")
+    if prompt.why:
+        parts.append(clean(prompt.why))
+    return "; ".join(parts)
+
+
+def _disagreement(one: Disagreement) -> str:
+    where = f"{one.side}: {_quoted(_cut(one.prompt, _PROMPT))}, {one.lines[0]} and {one.lines[1]}"
+    return f"{where}: {_parting(one.match)}"
+
+
+def _parting(match: OutputMatch) -> str:
+    if match.first_token is not None:
+        character = f"character {match.first_character}, " if match.first_character is not None else ""
+        return f"part at {character}token {match.first_token}"
+    lengths = f"{match.reference_length} and {match.target_length} {match.unit}s"
+    return f"one goes on: {lengths}" if match.unit else "one is text, one a list of tokens"
+
+
+def _some(lines: Iterable[str], total: int) -> Iterator[str]:
+    for at, line in enumerate(lines):
+        if at == _MOST:
+            yield _row("", f"and {count(total - _MOST)} more: --format json has all")
+            return
+        yield _row("", line)
+
+
+def _quoted(text: str) -> str:
+    """In quotes, safe to print; a mark that would sit on the quote is shown as its code."""
+    shown = clean(text)
+    if shown and unicodedata.category(shown[0]).startswith("M"):
+        shown = ascii(shown[0])[1:-1] + shown[1:]
+    return f'"{shown}"'
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _whole(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _columns(table: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[str]:
+    """As `plain.columns`, by the width on a terminal: outputs are text in any script."""
+    widths = [max(_width(row[i]) for row in table) for i in range(len(table[0]))]
+    for row in table:
+        padded = []
+        for i, text in enumerate(row):
+            blanks = " " * (widths[i] - _width(text))
+            padded.append(blanks + text if i in right else text + blanks)
+        yield "  ".join(padded).rstrip()
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _row(left: str, right: str) -> str:
+    return f"{left:<{_LEFT}}{right}".rstrip()
