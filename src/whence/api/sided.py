@@ -350,7 +350,7 @@ def _shown(label: Label) -> Shown:
     data_id = label.given or "/".join(x for x in (label.task, f"{call.scope}#{label.occurrence}") if x)
     return Shown(
         name=data_id, kind=call.kind, op_type="", occurrence=label.occurrence, phase=call.phase, slot="output.0", step=label.step,
-        rank=call.rank, dtype=record.dtype, shape=record.shape, file=_path(label), source=call.source,
+        rank=call.rank, dtype=record.dtype, shape=record.shape, path=_path(label), source=call.source,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""The tensor file of ATB and acltransformer (`outTensor0.bin`): lines `key=value` up to `$End`, then the elements.
+"""All records of a tensor file of ATB and acltransformer (`outTensor0.bin`), of which `atb_file` reads the last.
 
-Little endian, C order. Written in append mode, so that a file may hold several records; without `$Object` lines it holds one, to its end.
+Lines `key=value` up to `$End`, then the elements, little endian, in C order; written in append mode. Without `$Object` lines it is one
+record, to the end.
 """
 
 from __future__ import annotations
@@ -14,15 +15,10 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.parts import limits
+from whence.readers.parts import ascend_types, limits
 
 _HEAD_BYTES = 1 << 20
 _LINES = 1000
-# aclDataType
-_TYPES = {
-    0: "float32", 1: "float16", 2: "int8", 3: "int32", 4: "uint8", 6: "int16", 7: "uint16", 8: "uint32", 9: "int64", 10: "uint64",
-    11: "float64", 12: "bool", 16: "complex64", 17: "complex128", 27: "bfloat16",
-}  # fmt: skip
 
 
 class AtbRecord(NamedTuple):
@@ -96,7 +92,7 @@ def _record(attributes: dict[str, str], path: Path, begins: int, size: int) -> A
             return default
 
     code = number(attributes.get("dtype", ""), -1)
-    dtype = attributes.get("whence.dtype") or _TYPES.get(code, f"data type {code}")
+    dtype = attributes.get("whence.dtype") or ascend_types.acl(code).name
     try:
         shape = limits.extents([int(n) for n in attributes.get("dims", "").split(",") if n.strip()], str(path))
     except (ValueError, UnreadableRun):
