@@ -151,11 +151,13 @@ torch.set_num_threads(1)
 def plain(x):
     y = torch.sin(x) * 3
     return torch.cos(y).sum(-1) * 2
+def helper(y):
+    whence.label("y", y, side="target")
 def labelled(x):
     y = torch.sin(x) * 3
-    whence.label("y", y, side="target")
+    helper(y)
     z = torch.cos(y).sum(-1)
-    whence.label("z", z)
+    whence.label("z", z, id="an id")
     return z * 2
 x = torch.randn(16, 16)
 f = torch.compile(labelled, fullgraph=True, backend="aot_eager")
@@ -167,8 +169,9 @@ with whence.recording("run"):
     torch.fx.symbolic_trace(lambda a: (whence.label("symbolic", a), a + 1)[1])(x)
 assert "numpy" not in str(g.graph) and len(list(g.graph.nodes())) <= 3
 run = whence.open_run("run")
-arrays = {(c.scope, i): c for i, c in enumerate(run.calls)}
 ys = [run.array(c.refs[0].record) for c in run.calls if c.scope == "y"]
+places = {(c.scope, c.root, c.arguments.get("id"), c.source[-5:]) for c in run.calls if c.scope in "yz"}
+assert places == {("y", "target", None, " code"), ("z", "", "an id", " code")}, places
 assert len(ys) == 2 and all(abs(y - (torch.sin(x) * 3).numpy()).max() == 0 for y in ys)
 assert [run.records[c.refs[0].record].why for c in run.calls if c.scope == "symbolic"] != [""]
 """

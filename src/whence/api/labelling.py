@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from whence.capture.session import Session
 
 _tasks, _ids = Tasks(), Ids()
+_in_graph: list[Callable[..., bool]] = []  # of torch, when it is imported
 _takers: list[Callable[..., None]] = []  # the last one takes; empty: no run
 
 
@@ -47,7 +48,23 @@ def label(
 
 
 def _take(name: str, tensor: Any, side: str | None, file: Any, id: str | None) -> None:  # noqa: A002
-    _takers[-1](name, tensor, side, file, id, _tasks.now, source_of(sys._getframe(2)))
+    if _in_graph and _in_graph[0](name, tensor, side, file, id):
+        return
+    frame = sys._getframe(2)
+    _takers[-1](name, tensor, side, file, id, _tasks.now, source_of(frame))
+
+
+def _compile() -> None:
+    """Labels in compiled code from now on. Where torch has not what that needs, they break its graph."""
+    if not _in_graph:
+        from whence.capture.torch_labels import operator
+
+        def take(name: str, tensor: Any, side: str | None, file: Any, id: str | None) -> None:  # noqa: A002
+            if _takers:
+                _takers[-1](name, tensor, side, file, id, _tasks.now, "compiled code")
+
+        with contextlib.suppress(ImportError, AttributeError, RuntimeError):
+            _in_graph.append(operator(take))
 
 
 def new_id() -> str:
@@ -123,9 +140,7 @@ def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Call
     labels = Labels(session, str(Path(folder).absolute()), _tasks, _read)
     _takers.append(labels.take)
     if "torch" in sys.modules:
-        from whence.capture.torch_labels import let_through
-
-        let_through([label])
+        _compile()
 
     def close() -> None:
         if labels.take in _takers:
@@ -222,9 +237,7 @@ def inherited(session: Session | None) -> None:
 
 def attach_labels(options: CaptureOptions, run_path: str) -> None:
     """Called in the child of `whence run --compare` after torch was imported: only labels are taken, no module is listened to."""
-    from whence.capture.torch_labels import let_through
-
-    let_through([label])
+    _compile()
 
 
 def _around() -> _Inherited | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +11,6 @@ import torch
 from whence.arrays import torch as adapter
 from whence.capture.torch_modes import Quiet, is_traced
 from whence.errors import UsageError
-
-_DYNAMO = "torch._dynamo.config"
 
 
 def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
@@ -54,38 +49,37 @@ class _Unrecorded:
             torch._C._set_tracing_state(self._state)
 
 
-def let_through(functions: Sequence[Callable[..., None]]) -> None:
-    """Have Dynamo leave calls of these functions for the end of its graph: no break, also with fullgraph=True.
+def operator(take: Callable[..., None]) -> Callable[..., bool]:
+    """What takes a label in code that is being compiled: an operator of the graph, run where the label stands, which breaks nothing.
 
-    Dynamo is not imported for it: its settings are changed when the program imports it.
+    take(name, value, side, file, id): takes a label. Returns a function of these that says whether code is being compiled here; then it has
+    put the operator into the graph. Exported programs get none. Made once in a process; imports no compiler.
     """
-    settings: Any = sys.modules.get(_DYNAMO)
-    if settings is None:
-        sys.meta_path.insert(0, _Watcher(functions))
-    elif hasattr(settings, "reorderable_logging_functions"):
-        settings.reorderable_logging_functions.update(functions)
+
+    def run(x: Any, name: str, side: str, file: str, identity: str, kind: int) -> None:
+        take(name, x if kind == _TENSOR else None, side or None, file if kind == _FILE else None, identity or None)
+
+    library = torch.library.Library("whence", "FRAGMENT")
+    library.define("label(Tensor x, str name, str side, str file, str id, int kind) -> ()")
+    library.impl("label", run, "CompositeExplicitAutograd")
+    torch.library.register_fake("whence::label", lambda *given: None, lib=library)
+    _held.append(library)  # operators live as long as their library
+    op = torch.ops.whence.label.default
+    torch.fx.node.has_side_effect(op)
+    effects = importlib.import_module("torch._higher_order_ops.effects")
+    effects._register_effectful_op(op, effects._EffectType.ORDERED)
+
+    def in_graph(name: str, value: Any, side: str | None, file: Any, identity: str | None) -> bool:
+        if not torch.compiler.is_compiling():
+            return False
+        if not torch.compiler.is_exporting():
+            kind = _FILE if file is not None else _TENSOR if isinstance(value, torch.Tensor) else _OTHER
+            x = value if kind == _TENSOR else torch.empty(0)
+            op(x, name, side or "", str(file) if file is not None else "", str(identity) if identity is not None else "", kind)
+        return True
+
+    return in_graph
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Waits for Dynamo's settings to be imported; finds nothing itself, and goes when they were."""
-
-    def __init__(self, functions: Sequence[Callable[..., None]]) -> None:
-        self.functions = functions
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the settings, loaded and then changed; None for all else."""
-        if fullname != _DYNAMO:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                let_through(self.functions)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+_TENSOR, _FILE, _OTHER = range(3)
+_held: list[Any] = []
