@@ -45,6 +45,7 @@ def capture(
     a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
     """
     from whence import store
+    from whence.api import labelling
     from whence.capture import launch
     from whence.capture.options import make
     from whence.errors import CaptureError
@@ -59,29 +60,35 @@ def capture(
     check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
-    listener = None
+    listener = labelled = None
     try:
         listener = _listener(session, model)
         listener.install()
+        labelled = labelling.taking(session, folder)
         yield session
     finally:
         if listener is not None:
             listener.remove()
         session.close()
+        if labelled is not None:
+            labelled()
 
 
 def attach(options: CaptureOptions, run_path: str) -> None:
     """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
+    from whence.api import labelling
 
     def start() -> Listener:
         session = _session(run_path, options, None)
         listener = _listener(session, None)
         listener.install()
+        labelling.inherited(session)
         return listener
 
     current = start()
 
     def finish() -> None:
+        labelling.inherited(None)
         current.remove()
         current.session.close()
 

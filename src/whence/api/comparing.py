@@ -20,6 +20,7 @@ from whence.api.first_things import FirstThings
 from whence.api.foreign import described
 from whence.api.forms import formed
 from whence.api.judging import Judging
+from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
@@ -44,6 +45,7 @@ class CompareOptions:
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
+    stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
     replay: bool = True
@@ -61,6 +63,7 @@ class CompareOptions:
     chart: align.Map | None = None
     model: Models | None = None
     views: tuple[str, ...] = ()
+    stated: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -77,6 +80,7 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
+        reference, target, labelled = labelled_plain(reference, target)
         within = functools.partial(inside, allow=options.allow) if options.replay else None
         own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
         aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
@@ -129,7 +133,7 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(),
