@@ -71,7 +71,7 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
     largest, rmse, count = values.get("max_abs_err"), values.get("rmse"), values.get("compared")
     if measured.identical or not largest or not rmse or not count or count < _LONE_COUNT or not math.isfinite(largest):
         return None
-    return measured.max_abs_index if largest**2 > _LONE_SHARE * rmse**2 * count else None
+    return measured.max_abs_index if (largest / rmse) ** 2 > _LONE_SHARE * count else None  # squares alone overflow
 
 
 def between(reference: Array, target: Array, u: float) -> Error:
