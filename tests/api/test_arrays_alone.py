@@ -18,7 +18,7 @@ NUMBERS = np.random.default_rng(0).normal(size=(8, 9)).astype(np.float32)
         (NUMBERS.astype(np.float64) * 1e300, NUMBERS.astype(np.float64) * 1.1e300),
         (NUMBERS + 1j, NUMBERS - 1j),
         (NUMBERS, 2 * NUMBERS),
-        (NUMBERS, np.where(NUMBERS == NUMBERS.max(), np.float32(np.inf), NUMBERS)),
+        (NUMBERS, np.where(NUMBERS.max() == NUMBERS, np.float32(np.inf), NUMBERS)),
         (np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(3, 2)),
     ],
 )
