@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from whence import judge, metrics
+from whence import align, judge, metrics
 from whence.api.faces import Faces
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED
@@ -41,6 +41,9 @@ def _rows(faces: Faces, per_call: Mapping[int, str], view: str) -> Iterator[tupl
         if GATHERED in mine.notes and GATHERED in other.notes:
             continue
         call, verdict = (pair.reference, pair.target), per_call.get(pair.reference, "")
+        if view in _ITSELF and align.is_handed_on(mine) and _moves(other):
+            yield (mine.order, 0, 0), msgspec.structs.replace(_against_itself(target, other), verdict=verdict)
+            continue
         place = {ref.slot: i for i, ref in enumerate(mine.refs)}
         for slot in pair.slots:
             numbers = faces.measured[slot.reference_record, slot.target_record]
