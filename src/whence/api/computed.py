@@ -16,7 +16,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.readers import WIDER
-from whence.records import Over, Run
+from whence.records import Dumped, Over, Run
 
 _SAMPLE = 1 << 12  # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}  # bits of the significand; the coarsest first
@@ -36,7 +36,9 @@ class Computed(Over):
             for (stored, kind), count in pairs.items()
         ]
         for number, kind in kinds.items():
-            records[number] = msgspec.structs.replace(records[number], dtype=kind, hash="", sketch=None)
+            old = records[number]
+            elements = Dumped(old.file, old.dtype) if isinstance(old.elements, Dumped) else old.elements
+            records[number] = msgspec.structs.replace(old, dtype=kind, hash="", sketch=None, elements=elements)
         super().__init__(base, None, records)
         self._kinds = kinds
 
