@@ -163,3 +163,13 @@ def test_the_test_command_stands_between_its_markers():
     lines = [line for line in part.splitlines() if line and not line.startswith(("<", "`"))]
     assert len(lines) == 1
     assert lines[0].endswith(" && .venv/bin/python -m pytest")
+
+
+def test_every_reader_and_view_is_in_the_docs():
+    from whence import readers
+    from whence.api import views
+
+    page = (ROOT / "docs" / "formats.md").read_text()
+    assert [name for name in readers.known() if f"`{name}`" not in page] == []
+    table = (ROOT / "docs" / "views.md").read_text()
+    assert [name for name in views() if f"`{name}`" not in table] == []

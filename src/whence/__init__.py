@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import capture as capture
-    from whence.api import compare, doctor, load_comparison, open_run, record, recording
+    from whence.api import compare, compare_labels, doctor, label, load_comparison, new_id, open_run, record, recording, task
     from whence.api import locate as locate
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
-__all__ = ["capture", "compare", "doctor", "load_comparison", "locate", "open_run", "record", "recording", "tokens"]
+__all__ = [
+    "capture", "compare", "compare_labels", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
+    "task", "tokens",
+]  # fmt: skip
 
 
 class _Whence(ModuleType):
@@ -36,7 +39,8 @@ class _Whence(ModuleType):
         if name in __all__:
             from whence import api
 
-            return getattr(api, name)
+            self.__dict__[name] = value = getattr(api, name)  # a label in a loop must not come here again
+            return value
         raise AttributeError(f"module 'whence' has no attribute {name!r}")
 
 

@@ -93,9 +93,10 @@ class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
 
 class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
     """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is the dump itself; a place in that file
-    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0")."""
+    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0"). stored: the dtype they lie in, "" when it is the record's."""
 
     file: str
+    stored: str = ""
 
 
 Elements = Kept | Increment | External

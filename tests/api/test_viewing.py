@@ -4,6 +4,7 @@ import csv
 import io
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -80,6 +81,17 @@ def test_msit_holds_what_only_moves_elements_against_itself():
     assert (moved["golden_dtype"], moved["my_dtype"], moved["cmp_fail_reason"]) == ("torch.float32", "torch.float16", "")
     assert 0 < float(moved["max_relative_error"]) <= 2**-11
     assert len(table(result, "torch_xray")) == 4, "other tools do not"
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_a_view_has_the_dtype_that_the_dump_has(tmp_path, kind):
+    """FX writes bfloat16 as float32; that it is judged as what it holds is ours."""
+    held = np.random.default_rng(0).standard_normal((4, 8)).astype(kind).astype(np.float32)
+    for slot in ("INPUT.0", "OUTPUT.0"):
+        np.save(tmp_path / f"neg-aten.neg.default.{slot}.20251017071211190258.npy", held if slot < "O" else -held)
+    result = whence.compare(tmp_path, tmp_path, view="msit")
+    assert any(f"hold numbers of {np.dtype(kind).name}" in note for note in result.notes)
+    assert [(r["golden_dtype"], r["my_dtype"]) for r in table(result, "msit")] == [("torch.float32", "torch.float32")] * 2
 
 
 @pytest.mark.shared

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whence.judge import Error, below_masks, between, grow
-from whence.judge.drift import drift
+from whence.judge.drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
 
@@ -92,6 +92,17 @@ def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():
     assert "one element" in judge_region(0, -1, found).sentence
     # Where an input has such an element already, it was handed on.
     assert grow([Error(3 * U, u=U, lone=1.0)], [alone], U).verdict != "introduced"
+
+
+def test_figures_of_what_was_made_of_quite_other_inputs_prove_nothing():
+    """A step that was given another token: its sums are those of another tensor."""
+    u = 2.0**-11
+
+    def found(e_in):
+        one, two = Error(e_in, u=u, drift=Drift(0.0, 0.0, 0.0, 0.0)), Error(e_in, u=u, drift=Drift(0.0, 0.0, 20.0, 0.0))
+        return grow([one], [two], u).verdict
+
+    assert (found(0.01), found(1.2)) == ("introduced", "inherited")
 
 
 def test_integers_that_flip_prove_nothing_when_inputs_differ():

@@ -199,3 +199,20 @@ def test_show_looks_at_a_dump(tmp_path):
     assert "48 B in the dump" in one
     printed = "\n".join(show.text(chain(text=4, shown=2), show.Choice()))
     assert "[2, 16] of [6, 16]" in printed
+
+
+def test_operators_that_only_one_dump_has_and_that_hand_on_are_no_gap():
+    def run(views, other=False):
+        made, x = Building("dump", "test"), INPUT.astype(np.float32)
+        for k, w in enumerate(WEIGHTS):
+            y = (x @ w.astype(np.float32)).astype(np.float32)
+            made.call(f"mm{k}", op_type="mm", inputs=[made.array(x)], outputs=[made.array(y)])
+            if views:
+                shown = y.reshape(2, 3, 16) if not other else -y
+                made.call(f"view{k}", op_type="aten.view.default", inputs=[made.array(y)], outputs=[made.array(shown)])
+            x = y
+        return Opened(made.run(), "test")
+
+    same = whence.compare(run(True), run(False))
+    assert (same.status, same.coverage.calls, same.unmatched) == ("same", 5, 5)
+    assert whence.compare(run(True, other=True), run(False)).status == "undecided"

@@ -69,7 +69,8 @@ def changed(run: Run) -> list[str]:
         out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {shown}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
-    return out + [n.text for n in run.notes if n.kind in ("patch-refused", "fault-refused")]
+    told = ("patch-refused", "fault-refused", "forced", "force-refused")
+    return out + [n.text for n in run.notes if n.kind in told]
 
 
 def _short(value: Any) -> str:

@@ -58,14 +58,16 @@ class Answer:
         return dict(Counter(verdict for call, verdict in per_call.items() if GATHERED not in self.faces.calls[call].notes))
 
     def coverage(self, per_call: Mapping[int, str]) -> Coverage:
-        selected = [c for c in align.selected(self.faces.calls) if GATHERED not in c.notes]
+        paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
+        selected = [c for c in align.selected(self.faces.calls) if GATHERED not in c.notes and (c.id in paired or not self._hands_on(c))]
+        handing_on = (c for c in self.faces.calls if c.id not in paired and self._hands_on(c))
+        handed_on = {r.record for c in handing_on for r in c.slots("output")}
         put_together = [c for c in self.faces.calls if GATHERED in c.notes]
         for number, pair in enumerate(self.faces.plan.pairs):
             if self.faces.shows_no_inside(number, pair):
                 self.judging.inside[pair.reference] = len(self.faces.alone(pair.reference))
         measured = 0
         root_ok = bool(self.faces.plan.pairs)
-        paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
         for call in selected:
             index = paired.get(call.id)
             full = index is not None and self._outputs_known(call, index)
@@ -73,7 +75,10 @@ class Answer:
             if call.parent == -1 and not full:
                 root_ok = False
         for call in put_together:
-            root_ok &= (index := paired.get(call.id)) is not None and self._outputs_known(call, index)
+            # A dump may end with an operator that only hands on, and that the other run has not.
+            rest = msgspec.structs.replace(call, refs=tuple(r for r in call.refs if r.record not in handed_on))
+            ends = bool(rest.slots("output")) or not call.slots("output")
+            root_ok &= (index := paired.get(call.id)) is not None and (not ends or self._outputs_known(rest, index))
         facing = len(self.faces.plan.pairs) - sum(call.id in paired for call in put_together)
         return Coverage(
             len(selected),
@@ -84,6 +89,14 @@ class Answer:
             root_ok,
             sum(self.judging.inside.values()),
         )
+
+    def _hands_on(self, call: Call) -> bool:
+        """Did an operator return the elements that it was given, in their order? One without a partner then hides nothing: they are
+        compared where they were made."""
+        records = self.faces.reference.records
+        given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
+        made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
+        return call.kind == "operator" and bool(made) and given.issuperset(made)
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence.api.forcing import to_force
 from whence.errors import UsageError
 
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
     from whence.capture.session import Session
+    from whence.capture.torch_modules import Listener
     from whence.capture.torch_patch import Changes
     from whence.records import External, RunInfo
 
@@ -34,13 +36,16 @@ def capture(
             model(x)
 
     options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots, steps, keep, max_bytes, no_inputs,
-    programs, force ... A misspelt one fails at once. on_record: a function (op type, name, tensor) -> numbers for columns.
+    programs, force, level ("logits", or logits=True: tokens and logits alone) ... A misspelt one fails at once.
+    on_record: a function (op type, name, tensor) -> numbers for columns.
     seed, deterministic: set in this process when the block is entered, and left so. A child that the block forks is not captured.
     patch, patch_from: calls (`layers.3.mlp`) that return what they returned in the run patch_from. inject: a fault to plant meanwhile.
+    force_tokens: a run whose tokens the program goes on with instead of its own.
     Without these the captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
     a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
     """
     from whence import store
+    from whence.api import labelling
     from whence.capture import launch
     from whence.capture.options import make
     from whence.errors import CaptureError
@@ -50,37 +55,40 @@ def capture(
         raise CaptureError(
             f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module; a whole program is captured by `whence run`"
         )
-    from whence.capture.torch_modules import Listener
-
     folder = os.fspath(path)
     session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
     check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
-    listener = None
+    listener = labelled = None
     try:
-        listener = Listener(session, model, find_external=_Externals(model, session), changes=_changes(session))
+        listener = _listener(session, model)
         listener.install()
+        labelled = labelling.taking(session, folder)
         yield session
     finally:
         if listener is not None:
             listener.remove()
         session.close()
+        if labelled is not None:
+            labelled()
 
 
 def attach(options: CaptureOptions, run_path: str) -> None:
     """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
-    from whence.capture.torch_modules import Listener
+    from whence.api import labelling
 
     def start() -> Listener:
         session = _session(run_path, options, None)
-        listener = Listener(session, None, find_external=_Externals(None, session), changes=_changes(session))
+        listener = _listener(session, None)
         listener.install()
+        labelling.inherited(session)
         return listener
 
     current = start()
 
     def finish() -> None:
+        labelling.inherited(None)
         current.remove()
         current.session.close()
 
@@ -107,16 +115,30 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         if Path(path).resolve() == Path(options.patch_from).resolve():
             raise UsageError(f"patch_from {options.patch_from} is the run that is to be written; choose another output path")
         check_points(options.patch, store.open_run(options.patch_from).calls, options.patch_from)
+    if options.force_tokens:
+        if Path(path).resolve() == Path(options.force_tokens).resolve():
+            raise UsageError(f"force_tokens {options.force_tokens} is the run that is to be written; choose another output path")
+        to_force(options.force_tokens)
+
+
+def _listener(session: Session, model: Any) -> Listener:
+    from whence.capture.torch_logits import LogitsListener
+    from whence.capture.torch_modules import Listener
+
+    kind = LogitsListener if session.options.level == "logits" else Listener
+    return kind(session, model, find_external=_Externals(model, session), changes=_changes(session))
 
 
 def _changes(session: Session) -> Changes | None:
     options = session.options
-    if not options.patch and not options.inject:
+    if not options.patch and not options.inject and not options.force_tokens:
         return None
     from whence import store
+    from whence.capture.torch_forced import Forced
     from whence.capture.torch_patch import Changes
 
-    return Changes(session, store.open_run(options.patch_from) if options.patch else None, options.patch, options.inject)
+    forced = Forced(session, to_force(options.force_tokens), options.force_tokens) if options.force_tokens else None
+    return Changes(session, store.open_run(options.patch_from) if options.patch else None, options.patch, options.inject, forced)
 
 
 def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None) -> Session:

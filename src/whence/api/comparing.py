@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence import align
+from whence.api import generation
 from whence.api.again import Again
 from whence.api.answering import Answer
 from whence.api.checkpoints import complete
@@ -19,6 +20,7 @@ from whence.api.first_things import FirstThings
 from whence.api.foreign import described
 from whence.api.forms import formed
 from whence.api.judging import Judging
+from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
@@ -43,6 +45,7 @@ class CompareOptions:
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
+    stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
     replay: bool = True
@@ -60,6 +63,7 @@ class CompareOptions:
     chart: align.Map | None = None
     model: Models | None = None
     views: tuple[str, ...] = ()
+    stated: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -67,6 +71,8 @@ def compare_runs(
     reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
 ) -> Comparison:
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    if generation.logits_alone(reference, target):
+        return generation.compare_logits(reference, target, options, again, third)
     timing: dict[str, float] = {}
 
     def tell(done: int, of: int, what: str) -> None:
@@ -74,6 +80,7 @@ def compare_runs(
             options.progress(done, of, what)
 
     with _Timer(timing, "plan"):
+        reference, target, labelled = labelled_plain(reference, target)
         within = functools.partial(inside, allow=options.allow) if options.replay else None
         own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
         aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
@@ -119,14 +126,14 @@ def compare_runs(
     status, why = decide(
         found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage
     )  # fmt: skip
-    return Comparison(
+    result = Comparison(
         status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
         first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
         unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(),
@@ -138,6 +145,9 @@ def compare_runs(
         environment=tuple(align.differences(left, right)), timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
+    with _Timer(timing, "tokens"):
+        made = generation.generated(own, other, result, faces.calls)
+    return msgspec.structs.replace(result, generation=made) if made is not None else result
 
 
 class _Timer:

@@ -16,9 +16,8 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.readers import WIDER
-from whence.records import Over, Run
+from whence.records import Dumped, Over, Run
 
-UPCAST = "upcast"
 _SAMPLE = 1 << 12  # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}  # bits of the significand; the coarsest first
 _LEAST = 8  # elements below the top binade that tell
@@ -37,7 +36,9 @@ class Computed(Over):
             for (stored, kind), count in pairs.items()
         ]
         for number, kind in kinds.items():
-            records[number] = msgspec.structs.replace(records[number], dtype=kind, hash="", sketch=None)
+            old = records[number]
+            elements = Dumped(old.file, old.dtype) if isinstance(old.elements, Dumped) else old.elements
+            records[number] = msgspec.structs.replace(old, dtype=kind, hash="", sketch=None, elements=elements)
         super().__init__(base, None, records)
         self._kinds = kinds
 
@@ -56,11 +57,9 @@ def as_computed(run: Run) -> Run:
 
     That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that they use up (`held`). Tensors that
     do not tell (few elements, zeros, powers of two) take what the other labels stored in their dtype were computed in, if it holds
-    them; whole numbers stay as they are. Of a dump whose tool writes bfloat16 as float32 (setting `upcast`) every tensor is looked at, for
-    bfloat16 alone.
+    them; whole numbers stay as they are.
     """
     labels = dict.fromkeys(r.record for c in run.calls if c.kind == "label" or WIDER in c.notes for r in c.refs)
-    upcast = set(range(len(run.records))) - labels.keys() if run.info.settings.get(UPCAST) else set()
     kinds: dict[int, str] = {}
     open_: list[int] = []
     for number in labels:
@@ -83,9 +82,6 @@ def as_computed(run: Run) -> Run:
         kind, array = widest.get(run.records[number].dtype, ""), run.array(number)
         if kind in _SIGNIFICANT and not _is_whole(array) and _fits(array, kind):
             kinds[number] = kind
-    for number in sorted(upcast):
-        if run.records[number].dtype == "float32" and not run.records[number].why and held(run.array(number)) == "bfloat16":
-            kinds[number] = "bfloat16"
     kinds = {number: kind for number, kind in kinds.items() if kind != run.records[number].dtype}
     return Computed(run, kinds) if kinds else run
 

@@ -38,7 +38,7 @@ class Faces:
 
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
     target: with its masks in the reference's form (`masks.alike`); shown: as it is. kids, target_kids: children of every call.
-    made: records that some call of the reference wrote. measured: by pair of records.
+    made: records that some call of the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Faces:
     ) -> None:
         self.reference = reference
         self._options, self._again, self._tell = options, again, tell
+        self.stated = options.stated
         self.calls = reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
         self.kids, self.target_kids = children(self.calls), children(target.calls)

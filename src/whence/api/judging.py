@@ -441,7 +441,8 @@ class Judging:
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
             one, two = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
-            return one.shape != two.shape and not (align.is_unplaced(one) or align.is_unplaced(two))
+            partly = any(align.is_unplaced(r) or r.whole for r in (one, two))  # its own shape is not known, or not what is shown
+            return one.shape != two.shape and not partly
 
         wrong, given = [s for s in outputs if clash(s)], list(inputs)
         # Calls that have no input in common were asked nothing in common.

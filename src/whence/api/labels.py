@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +41,30 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             run.add("h0", h0)
             run.add("kq-0", scores, op="MUL_MAT")
 
-    Each array is a call of kind "label" with one output. Nothing is executed, and no array is changed. force: replace a run.
-    Raises OutputExists or StoreFailed at once when nothing can be written at `path`.
+    Each array is a call of kind "label" with one output; inside the block `whence.label` adds to the run too. Nothing is executed,
+    and no array is changed. force: replace a run. Raises OutputExists or StoreFailed at once when nothing can be written at `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         from whence import store
+        from whence.api.capturing import default_max_bytes
         from whence.capture import interpreter, launch
         from whence.capture.options import make
+        from whence.capture.session import Session
 
         folder = os.fspath(path)
         store.create(folder, launch.describe((), make(), interpreter.versions_here()), force=force)
         self._writer: Writer = store.Writer(folder)
-        self._labels = _Labels()
+        self._session = Session(lambda rank: self._writer, make(), max_bytes=default_max_bytes(folder))
+        self._labels = _Labels(self._session.next_order)
+        self._taken: Callable[[], None] | None = None
+        self._folder = folder
         self._steps: Counter[int] = Counter()
 
     def __enter__(self) -> recording:
+        from whence.api import labelling
+
+        self._taken = labelling.taking(self._session, self._folder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -84,6 +93,9 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             for step, nbytes in sorted(self._steps.items()):
                 writer.step(Step("", step, nbytes, True))
             writer.close()
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken()
 
 
 def in_memory(arrays: Named, path: str) -> Run:
@@ -100,13 +112,12 @@ def in_memory(arrays: Named, path: str) -> Run:
 class _Labels:
     """Numbers the arrays of one run as calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_order: Callable[[], int] | None = None) -> None:
         self._seen: Counter[tuple[int, str]] = Counter()
-        self._count = 0
+        self._next = next_order or itertools.count().__next__
 
     def call(self, name: str, op: str, step: int, record: int) -> Call:
-        at, occurrence = self._count, self._seen[step, name]
-        self._count += 1
+        at, occurrence = self._next(), self._seen[step, name]
         self._seen[step, name] += 1
         return Call(
             at, name, "", step, at, occurrence=occurrence, kind="label", op_type=op, number=str(at), leaf=True,

@@ -43,8 +43,9 @@ def compare(
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
 
-    output: a folder to write `summary.json`, `report.csv`, `report.json` into; None writes nothing. replay: run the recorded
-    programs of the reference on the target's inputs. strict: precision losses and suspects count as different.
+    output: a folder to write `summary.json`, `report.csv`, `report.json` (and `generation.csv` of what was generated) into; None writes
+    nothing. replay: run the recorded programs of the reference on the target's inputs. strict: precision losses and suspects count
+    as different.
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or "full" figures per pair.
     again: further runs of the reference, same program and inputs; what they differ by joins the noise budget.
     third: the reference in higher precision; both runs are measured against it, and it is the yardstick where nothing can be replayed.
@@ -193,6 +194,7 @@ def write(result: Comparison, folder: Path) -> None:
             ("summary.json", report.summary(result)),
             ("report.csv", report.table_csv(result)),
             ("report.json", report.everything_json(result)),
+            *((("generation.csv", report.generation_csv(result)),) if result.generation is not None else ()),
             *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
         ):
             (folder / name).write_text(text, encoding="utf-8")

@@ -40,21 +40,30 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
     tell: Callable[[str], None] | None = None,
+    library: str = "",
+    library_runner: str = "",
+    library_max: int | None = None,
+    library_dump: str = "",
+    labels_only: bool = False,
     **options: Any,
 ) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and nothing was captured.
 
     options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the outcome go to stderr, or `tell`.
     environment: of the command, None for ours. log: takes what the command prints instead of our terminal.
+    library: a profile of a library that saves its tensors, with its white list, number of tokens and folder (docs/labels.md).
+    labels_only: listen to no module.
     Raises UsageError, CaptureError or OutputExists before anything was started.
     """
     from whence import store
     from whence.api.capturing import check_patch
+    from whence.api.gathering import labelled_launch
     from whence.capture import launch
     from whence.capture.options import make
 
     chosen = make(**options)
     check_patch(chosen, run_path)
+    extra = labelled_launch(library, library_runner, library_max, library_dump)
 
     def create(path: str, info: RunInfo, force: bool) -> None:
         store.create(path, info, force=force)
@@ -63,13 +72,14 @@ def run_command(
         command,
         run_path,
         chosen,
-        attach="whence.api:attach",
+        attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
         create=create,
         update=store.update_info,
         open_run=open_run,
         tell=tell or (lambda line: print(line, file=sys.stderr, flush=True)),
         environment=environment,
         log=log,
+        extra=extra,
     )
 
 

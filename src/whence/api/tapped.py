@@ -41,6 +41,13 @@ _INNER_CALLS = 2_000
 Tile = tuple[int, int]
 
 
+def _worst(errors: Sequence[judge.Error]) -> list[judge.Error]:
+    """Of errors the few that say all about their size: the largest of each kind of evidence, and one that is not known."""
+    known = sorted((e for e in errors if e.value is not None), key=lambda e: e.value or 0.0)
+    unknown = [e for e in errors if e.value is None]
+    return [*{e.evidence: e for e in known}.values(), *unknown[:1]]
+
+
 def inside(run: Run, allow: Sequence[str] = ()) -> Callable[[int, frozenset[int]], Iterator[Inner]]:
     """What the programs of a run give inside its calls, on its own inputs: for `align.align`. Bounded to 1 GiB and 2 000 calls."""
     side = Side(run, allow)
@@ -224,6 +231,7 @@ class Tapped:
         """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
         out: dict[Tile, Verdict] = {}
         before: dict[int, list[judge.Error]] = defaultdict(list)
+        note = "labels have no programs" if self.faces.stated else "the reference is made of named arrays, which have no programs"
         for call, index in sorted(self.labels.items(), key=lambda item: self.faces.calls[item[0]].order):
             step = self.faces.calls[call].step
             slots = self.faces.plan.pairs[index].slots
@@ -232,8 +240,10 @@ class Tapped:
             u = max((e.u for e in errors), default=0.0)
             has_order = UNORDERED not in self.faces.calls[call].notes
             growth = judge.grow(before[step] if has_order else [judge.Error(None)], errors, u)
-            verdict = judge.judge_region(index, -1, growth, note="the reference is made of named arrays, which have no programs")
-            if not before[step] and verdict.verdict == "introduced":
+            verdict = judge.judge_region(index, -1, growth, note=note)
+            if self.faces.stated:
+                verdict = judge.judge_stated(verdict, growth, u, not before[step])
+            elif not before[step] and verdict.verdict == "introduced":
                 said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
                 verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
             if not has_order and verdict.verdict == "undetermined":
@@ -246,7 +256,7 @@ class Tapped:
                     verdict = self._tolerated.declared(verdict, entry, own, growth.e_out)
             out[call, -1] = verdict
             self.not_replayed.add(call)
-            before[step] += errors
+            before[step] = _worst([*before[step], *errors])
         return out
 
     def _whole(self, replayed: set[Tile]) -> set[int]:

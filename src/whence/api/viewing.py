@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from whence import judge, metrics
+from whence import align, judge, metrics
 from whence.api.faces import Faces
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED
-from whence.records import Call, Record, Run
+from whence.records import Call, Dumped, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
@@ -41,6 +41,9 @@ def _rows(faces: Faces, per_call: Mapping[int, str], view: str) -> Iterator[tupl
         if GATHERED in mine.notes and GATHERED in other.notes:
             continue
         call, verdict = (pair.reference, pair.target), per_call.get(pair.reference, "")
+        if view in _ITSELF and align.is_handed_on(mine) and _moves(other):
+            yield (mine.order, 0, 0), msgspec.structs.replace(_against_itself(target, other), verdict=verdict)
+            continue
         place = {ref.slot: i for i, ref in enumerate(mine.refs)}
         for slot in pair.slots:
             numbers = faces.measured[slot.reference_record, slot.target_record]
@@ -100,9 +103,14 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
     return Shown(
         name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot,
-        step=call.step, rank=call.rank, dtype=record.dtype, shape=record.shape, file=file, path=_path(run, file), source=call.source,
+        step=call.step, rank=call.rank, dtype=_stored(record), shape=record.shape, file=file, path=_path(run, file), source=call.source,
         min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None, not_finite=odd,
     )  # fmt: skip
+
+
+def _stored(record: Record) -> str:
+    """The dtype that the dump has, which is what another tool reads."""
+    return (isinstance(record.elements, Dumped) and record.elements.stored) or record.dtype
 
 
 def _path(run: Run, file: str) -> str:

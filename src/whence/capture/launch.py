@@ -45,6 +45,13 @@ class Ended(NamedTuple):
     duration_s: float
 
 
+class Beside(NamedTuple):
+    """What is done beside a capture. environment(of the child, path of the run): it, changed. ended(path of the run, keep): afterwards."""
+
+    environment: Callable[[dict[str, str], str], dict[str, str]]
+    ended: Callable[[str, str], object]
+
+
 class Processes(NamedTuple):
     """What the children of a command reported: Pythons started, Pythons that attached, versions seen, lines of complaint."""
 
@@ -66,12 +73,14 @@ def launch(
     tell: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
+    extra: Beside | None = None,
 ) -> int:
     """Run `command` under capture and return the exit code for the shell: its own, or 3 when it ended with 0 and nothing was captured.
 
     attach: "module:function" called in the child as function(options, run_path) once torch is imported.
     create(path, info, force), update(path, **fields of RunInfo), open_run(path): the store. tell: where lines for the user go (stderr).
     environment: of the command, None for ours. log: takes what the command prints, and it reads nothing; None: our terminal is its own.
+    extra: what labels need beside.
     Raises CaptureError before anything is started or written; OutputExists from `create`.
     """
     variables = os.environ if environment is None else environment
@@ -82,8 +91,11 @@ def launch(
     create(absolute, info, options.force)
     for left in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / left).unlink(missing_ok=True)
-    ended = execute(command, child_environment(variables, absolute, options, attach), log)
+    child = child_environment(variables, absolute, options, attach)
+    ended = execute(command, extra.environment(child, absolute) if extra is not None else child, log)
     processes = collect(absolute)
+    if extra is not None:
+        extra.ended(absolute, options.keep)
     settings = {
         **info.settings,
         "exit_code": ended.exit_code,

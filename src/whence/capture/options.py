@@ -18,6 +18,8 @@ from whence.errors import UsageError
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
+LEVELS = ("modules", "logits")
+POSITIONS = ("last", "all")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
@@ -39,7 +41,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     no_inputs: names whose elements are never kept, statistics only. programs: record what leaf modules ran.
     weights: checkpoint files parameters may be referenced from instead of copied. force: replace an existing run.
     patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault to plant, or "".
-    These two change the program on purpose; without them nothing does.
+    force_tokens: a run whose tokens the program goes on with, "" for its own. These three change the program on purpose; without
+    them nothing does.
+    level: "modules", or "logits": of every call of the model its tokens and logits alone. positions: "last" token of a row, or "all".
+    logits_module: pattern of the module inside that makes them, "" to find them in what the model returns.
     """
 
     include: tuple[str, ...] = ()
@@ -64,6 +69,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     patch: tuple[str, ...] = ()
     patch_from: str = ""
     inject: str = ""
+    level: str = "modules"
+    logits_module: str = ""
+    positions: str = "last"
+    force_tokens: str = ""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
@@ -82,6 +91,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise UsageError("no_children says what ids leave out: it needs ids")
         _one_of("slots", self.slots, SLOTS)
         _one_of("keep", self.keep, KEEP)
+        _one_of("level", self.level, LEVELS)
+        _one_of("positions", self.positions, POSITIONS)
+        self._check_level()
         if self.max_depth is not None and self.max_depth < 0:
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")
         if self.max_bytes is not None and self.max_bytes < 0:
@@ -103,6 +115,20 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise UsageError(f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts")
 
+    def _check_level(self) -> None:
+        if self.level == "modules":
+            for name in ("logits_module", "positions"):
+                if getattr(self, name) not in ("", "last"):
+                    raise UsageError(f"{name} says which logits are taken: it needs --level logits (level='logits')")
+            return
+        for name in ("include", "exclude", "classes", "ids", "max_depth", "patch"):
+            if getattr(self, name) not in ((), None):
+                raise UsageError(f"{name} chooses modules; --level logits takes only what the model returns: leave one of them out")
+        if self.slots != "both" or self.keep != "full":
+            raise UsageError("level logits keeps the elements of tokens and logits: leave slots and keep as they are")
+        if self.logits_module:
+            check_pattern(self.logits_module, "logits_module")
+
     def encode(self) -> str:
         """These options as JSON; fields at their default are left out."""
         return msgspec.json.encode(self).decode()
@@ -122,15 +148,18 @@ def decode(text: str | bytes) -> CaptureOptions:
 
 
 def make(**options: Any) -> CaptureOptions:
-    """Options from keyword arguments, as code gives them: lists or one string for tuples, "0:10" for steps, "2GB" for max_bytes.
+    """Options from keyword arguments, as code gives them: lists or one string for tuples, "0:10" for steps, "2GB" for max_bytes,
+    logits=True for level="logits".
 
     Raises UsageError naming the nearest option for a misspelt one.
     """
     known = CaptureOptions.__struct_fields__
     for name in options:
-        if name not in known:
+        if name not in (*known, "logits"):
             raise UsageError(f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
     given = dict(options)
+    if (short := given.pop("logits", None)) is not None:
+        given["level"] = "logits" if short else "modules"
     for name in ("include", "exclude", "classes", "no_inputs", "weights", "patch"):
         if name in given:
             given[name] = _strings(given[name])
@@ -139,8 +168,9 @@ def make(**options: Any) -> CaptureOptions:
     for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
         if isinstance(given.get(name), str):
             given[name] = parse(given[name])
-    if "patch_from" in given:
-        given["patch_from"] = str(Path(given["patch_from"]).absolute()) if given["patch_from"] else ""  # a child may run elsewhere
+    for name in ("patch_from", "force_tokens"):
+        if name in given:
+            given[name] = str(Path(given[name]).absolute()) if given[name] else ""  # a child may run elsewhere
     if isinstance(given.get("steps"), range):
         if given["steps"].step != 1:
             raise UsageError(f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones")

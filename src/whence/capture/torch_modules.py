@@ -253,6 +253,8 @@ class Listener:
         self._finish(frame, out, "")
         if above is not None:
             above.resume()
+        if self._changes is not None:
+            out = self._changes.taken(frame, args, kwargs, out)
         return out
 
     def _finish(self, frame: _Frame, out: Any, error: str) -> None:
@@ -494,6 +496,9 @@ class Listener:
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             settings["attention"] = attention
+        ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+        if isinstance(ends, (int, list)):
+            settings["eos"] = ends
         if "transformers" in sys.modules:
             settings["transformers"] = getattr(sys.modules["transformers"], "__version__", "")
         self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)

@@ -17,6 +17,7 @@ from whence.arrays import torch as tensors
 from whence.capture import torch_faults
 from whence.capture.points import outputs_of, parse_fault, parse_point
 from whence.capture.session import Session
+from whence.capture.torch_forced import Forced
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_nested import rebuilt
 from whence.errors import WhenceError
@@ -24,10 +25,15 @@ from whence.records import PATCHED, Call, Run
 
 
 class Changes:
-    """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as `--inject` has it, or ""."""
+    """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as `--inject` has it, or "".
 
-    def __init__(self, session: Session, reference: Run | None, points: Sequence[str], fault: str) -> None:
-        self._session, self._reference = session, reference
+    forced: tokens the program goes on with, None for its own.
+    """
+
+    def __init__(
+        self, session: Session, reference: Run | None, points: Sequence[str], fault: str, forced: Forced | None = None
+    ) -> None:  # fmt: skip
+        self._session, self._reference, self._forced = session, reference, forced
         self._points = [parse_point(p) for p in points]
         self._fault = parse_fault(fault) if fault else None
         self._undo: list[Callable[[], None]] = []
@@ -78,6 +84,10 @@ class Changes:
             self._tell("patch", f"{name}: what it changes in place (a cache, a buffer) is not replaced, only what it returns", name)
         return made
 
+    def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What the program gets instead of `out`, which is recorded: logits that leave it no choice, where tokens are forced."""
+        return out if self._forced is None else self._forced.left(frame, args, kwargs, out)
+
     def undo(self) -> None:
         """Take the fault out again. Idempotent: a forked child comes here twice."""
         while self._undo:
@@ -87,6 +97,8 @@ class Changes:
         """Take the fault out again, and say what was done and what never came."""
         planted = bool(self._undo)
         self.undo()
+        if self._forced is not None:
+            self._forced.finish()
         if self._fault is not None and not planted and not self._told:
             self._tell("fault-refused", f"{self._fault.kind} was not planted: no module {self._fault.site} was called", self._fault.site)
         for name, count in self._done.items():

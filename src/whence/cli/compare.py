@@ -99,7 +99,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     elif form == "json":
         text = report.summary(result)
     else:
-        text = report.table_csv(result)
+        alone = result.generation is not None and result.generation.logits_only
+        text = report.generation_csv(result) if alone else report.table_csv(result)
     sys.stdout.write(text)
     code = CODES[result.status]
     return 125 if bisect and code == 2 else code

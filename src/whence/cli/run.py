@@ -3,6 +3,7 @@
 \b
     whence run -o runs/ref -- python infer.py
     whence run -o runs/ref -- bash run.sh
+    whence run --compare -o cmp --library atb -- python both.py
 
 Every Python that CMD starts and that imports torch is captured, children included. CMD keeps its input, output, terminal,
 working directory and signals, and its exit code is returned; when it ends with 0 and nothing was captured, 3 and the reason.
@@ -54,10 +55,40 @@ import click
 )
 @click.option("--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from.")
 @click.option("--inject", metavar="FAULT@NAME", default="", help="Plant a fault (scale@layers.3.mlp), to see it found.")
+@click.option(
+    "--level", type=click.Choice(["modules", "logits"]), default="modules", show_default=True,
+    help="Every module call, or of every model call its tokens and logits alone."
+)  # fmt: skip
+@click.option("--logits-module", metavar="PATTERN", default="", help="With --level logits: the module inside that makes the logits.")
+@click.option(
+    "--positions", type=click.Choice(["last", "all"]), default="last", show_default=True,
+    help="With --level logits: of the last token of each row, or of all."
+)  # fmt: skip
+@click.option("--force-tokens", metavar="REF", default="", help="Go on with the tokens of this run, not with the program's own.")
+@click.option("--compare", is_flag=True, help="Take labels only, and compare their two sides when CMD has ended; -o is the comparison.")
+@click.option("--library", metavar="NAME|FILE", default="", help="Have this library save its tensors: acltransformer, atb, or a profile.")
+@click.option("--library-runner", metavar="NAMES", default="", help="Only of these operations of the library.  [default: all]")
+@click.option("--library-max", type=int, metavar="N", help="Of so many tokens.  [default: as the profile says]")
+@click.option("--library-dump", metavar="DIR", default="", help="Where the library puts its tensors.  [default: as the profile says]")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
-def command(run_path: str, cmd: tuple[str, ...], **given: Any) -> int:
-    """Words -> `api.run_command`."""
+def command(run_path: str, cmd: tuple[str, ...], compare: bool, **given: Any) -> int:
+    """Words -> `api.run_command`, or `api.run_labels` and a report."""
     from whence import api
 
     wanted = {name: value for name, value in given.items() if value is not None}
+    if compare:
+        return _compared(cmd, run_path, wanted)
     return api.run_command(cmd, run_path, **wanted)
+
+
+def _compared(cmd: tuple[str, ...], folder: str, wanted: dict[str, Any]) -> int:
+    import sys
+
+    from whence import api, report
+    from whence.cli.compare import CODES
+
+    code, result = api.run_labels(cmd, folder, **wanted)
+    if result is None:
+        return code
+    sys.stdout.write(report.labels_answer(result, folder))
+    return code or CODES[result.status]

@@ -11,6 +11,7 @@ from whence.judge.parameters import compare as parameters
 from whence.judge.pool import Pooled, pool
 from whence.judge.printed import partly, roundoff
 from whence.judge.spread import elementwise, explain, flips, repeated
+from whence.judge.stated import judge_stated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
 from whence.judge.views import results as view_results
@@ -19,7 +20,7 @@ from whence.judge.whole import steadier
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks", "between",
-    "coarser", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_third",
-    "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted", "partly", "pool", "repeated", "rounded", "roundoff",
-    "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
+    "coarser", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_stated",
+    "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted", "partly", "pool", "repeated", "rounded",
+    "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
 ]  # fmt: skip

@@ -62,6 +62,7 @@ class Growth:
 
 # One element has at least this share of the squared error of a tensor of at least so many elements: it stands alone.
 _LONE_SHARE, _LONE_COUNT = 0.5, 64
+_UNLIKE = 0.5  # relative error of inputs from which on they have so little in common that figures of what is made of them prove nothing
 _SENTINEL = 0.9  # of the largest finite value
 _DWARFS, _DWARFED = 0.5, 0.1
 
@@ -72,7 +73,7 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
     largest, rmse, count = values.get("max_abs_err"), values.get("rmse"), values.get("compared")
     if measured.identical or not largest or not rmse or not count or count < _LONE_COUNT or not math.isfinite(largest):
         return None
-    return measured.max_abs_index if largest**2 > _LONE_SHARE * rmse**2 * count else None
+    return measured.max_abs_index if (largest / rmse) ** 2 > _LONE_SHARE * count else None  # squares alone overflow
 
 
 def between(reference: Array, target: Array, u: float) -> Error:
@@ -183,7 +184,8 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
     growth, spread = _over(worst, band), worst.spread
     if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
         return Growth("inherited" if e_in > 0 and e_out > 2 * u else "noise", growth, e_in, e_out, evidence, spread)
-    moved, by = _moved(inputs, outputs, u, limits)
+    unlike = e_in >= _UNLIKE and evidence == "two dumps"
+    moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
     found = Growth("", growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
         verdict = "undetermined"

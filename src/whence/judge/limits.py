@@ -28,6 +28,7 @@ class Limits:
     whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     otherwise: what rounding may make of the root's outputs where it was given other positions or masks, in unit roundoffs (at 16
     bits 0.05, or ten).
+    flip: gap between two logits that rounding still closes, in standard deviations of a logit's own error (judge.logits).
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
 
@@ -58,6 +59,7 @@ class Limits:
     certain: float = 4.0
     suspect: float = 0.7
     otherwise: float = 1000.0
+    flip: float = 6.0
 
     def of_drift(self, kind: str) -> float:
         """The limit of a kind of statistic, a field of `judge.drift.Drift`."""

@@ -34,7 +34,7 @@ def decide(
         )
     if findings:
         return "undecided", "only suspects: beyond noise, but the evidence is weak"
-    beyond = [v for v in verdicts if v.verdict == "undetermined" and (v.numbers.get("e_out") or 0) > 0]
+    beyond = [v for v in verdicts if v.verdict == "undetermined" and v.numbers.get("e_out", 0.0) != 0.0]  # None is infinite
     if beyond:
         what = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
         return "undecided", f"{what} and could not be judged; the first: {beyond[0].sentence}"

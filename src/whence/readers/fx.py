@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.building import Building
+from whence.readers.building import WIDER, Building
 from whence.readers.parts import limits, npy_tensors, numpy_file
 from whence.readers.parts.flow_order import ordered
 from whence.readers.parts.stored import File
@@ -62,7 +62,7 @@ class _File(NamedTuple):
 
 def open_run(place: Place) -> Run:
     """Names and headers of all files now, elements when asked for; a few kilobytes of each where the order has to be found."""
-    building = Building(place.path, "fx", settings={"upcast": True})  # bfloat16 is written as float32
+    building = Building(place.path, "fx")
     above = place.path.absolute().parts[-_ABOVE:]
     files: list[_File] = []
     for name in place.files:
@@ -106,7 +106,7 @@ def _call(place: Place, building: Building, files: list[_File], step: int, rank:
             slots[file.kind.lower()][slot] = npy_tensors.add(building, place, file.name)
     building.call(
         files[0].node, op_type=files[0].target, inputs=slots["input"], outputs=slots["output"], arguments=arguments, root=root, step=step,
-        rank=rank,
+        rank=rank, notes=(WIDER,),  # bfloat16 is written as float32
     )  # fmt: skip
 
 

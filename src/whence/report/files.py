@@ -21,9 +21,13 @@ def summary_data(result: Comparison) -> dict[str, Any]:
     """The fields that scripts read (DESIGN section 5a), as plain values."""
     keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
             "inputs_differ", "without_partner", "nearest", "declared", "versions", "headline", "notes", "environment", "timing",
-            "repetition", "third")  # fmt: skip
+            "repetition", "third", "generation")  # fmt: skip
     data: dict[str, Any] = msgspec.to_builtins(result)
     out = {k: data[k] for k in keep}
+    if out["generation"] is not None:  # every token is in report.json
+        out["generation"] = {k: v for k, v in out["generation"].items() if k != "tokens"}
+        suspect = out["generation"].get("suspect", -1)
+        out["generation"]["first_unexplained"] = data["generation"]["tokens"][suspect] if suspect >= 0 else None
     out["coverage"]["share"] = result.coverage.share
     for finding in out["findings"]:
         for key in ("cause", "sentence", "numbers", "also"):

@@ -449,7 +449,7 @@ def _kept(record: Record) -> bool:
 
 def _nbytes(record: Record) -> int:
     known = dtypes.DTYPES.get(record.dtype)
-    return record.count * known.itemsize if known else 0
+    return record.count * known.itemsize if known and all(extent >= 0 for extent in record.shape) else 0
 
 
 def _bytes_by_kind(run: Run) -> dict[str, tuple[int, int, int]]:

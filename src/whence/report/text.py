@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from whence.report import generation
 from whence.report.plain import clean, count
 from whence.results import Comparison, Declared, Finding
 
@@ -35,10 +36,9 @@ def answer(result: Comparison, *, output: str = "") -> str:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     for item in result.declared:
         lines += _declared(item)
-    lines += _evidence(result)
-    lines += _repetition(result)
-    lines += _third(result)
-    lines.append(_counts(result))
+    lines += [_row(left, right) for left, right in generation.lines(result)]
+    if result.generation is None or not result.generation.logits_only:
+        lines += [*_evidence(result), *_repetition(result), *_third(result), _counts(result)]
     lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
@@ -47,7 +47,8 @@ def answer(result: Comparison, *, output: str = "") -> str:
     for note in (*result.environment[:6], *result.notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
-        lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json")
+        tokens = ", generation.csv" if result.generation is not None else ""
+        lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}")
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,11 @@ _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})
 _EVIDENCE = "only moves elements: held against what it was given"
 
 
+def is_handed_on(call: Call) -> bool:
+    """Did its run not have this call, which stands for a move of elements that only the other has?"""
+    return _EVIDENCE in call.notes
+
+
 def faced(found: Fused) -> Fused:
     """Give every such operator without a partner one, in both directions, where calls face each other by what they carry out."""
     if not found.faced:

@@ -13,18 +13,21 @@ T = TypeVar("T", bound=Hashable)
 def ordered(first: Sequence[T], reads: Mapping[T, Sequence[Hashable]], makes: Mapping[T, Sequence[Hashable]]) -> list[T]:
     """The operators so that each comes behind those that make what it reads; among equals in the order given.
 
-    reads, makes: what stands for the content of its tensors. What several make, the first of them made. Where they wait for each other
-    in a circle (in-place updates, copies), the order given decides.
+    reads, makes: what stands for the content of its tensors. What several make, the first of them made that does not read it too;
+    those that only hand it on (views, copies, a sum with nothing) come next, before all others that read it. Where they wait for each
+    other in a circle (in-place updates), the order given decides.
     """
     place = {one: k for k, one in enumerate(first)}
     makers: dict[Hashable, list[T]] = defaultdict(list)
     for one in first:
         for content in dict.fromkeys(makes.get(one, ())):
             makers[content].append(one)
+    sources = {content: _sources(content, found, reads, makers) for content, found in makers.items()}
     waiting: dict[T, int] = dict.fromkeys(first, 0)
     readers: dict[T, list[T]] = defaultdict(list)
     for one in first:
-        before = {found[0] for content in reads.get(one, ()) if (found := makers.get(content)) and one not in found}
+        read = [content for content in dict.fromkeys(reads.get(one, ())) if content in sources]
+        before = {maker for content in read for maker in sources[content][: 1 if one in makers[content] else None]} - {one}
         waiting[one] = len(before)
         for maker in before:
             readers[maker].append(one)
@@ -45,3 +48,11 @@ def ordered(first: Sequence[T], reads: Mapping[T, Sequence[Hashable]], makes: Ma
             if not waiting[reader]:
                 heapq.heappush(ready, (place[reader], reader))
     return list(out)
+
+
+def _sources(
+    content: Hashable, found: Sequence[T], reads: Mapping[T, Sequence[Hashable]], makers: Mapping[Hashable, Sequence[T]]
+) -> list[T]:  # fmt: skip
+    """Of those that make a content: the one that made it, and those that only hand it on."""
+    maker = next((one for one in found if content not in reads.get(one, ())), found[0])
+    return [maker, *(one for one in found if one != maker and {c for c in reads.get(one, ()) if c in makers} == {content})]

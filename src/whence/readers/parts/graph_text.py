@@ -136,7 +136,7 @@ class Graph:
             for producer, _ in node.inputs:
                 readers[producer].append(node.name)
         owner: dict[str, str] = {}
-        for node in reversed(self._in_order()):
+        for node in reversed(self.in_order()):
             if node.fx:
                 owner[node.name] = node.fx[0].rpartition(".OUTPUT.")[0].partition("-")[0]
             elif node.type not in _SOURCES:
@@ -145,7 +145,7 @@ class Graph:
                     owner[node.name] = found.pop()
         return owner
 
-    def _in_order(self) -> list[Node]:
+    def in_order(self) -> list[Node]:
         """Producers before readers; what lies in a circle comes last."""
         waiting = {name: len({p for p, _ in node.inputs if p in self.nodes and p != name}) for name, node in self.nodes.items()}
         readers: dict[str, set[str]] = defaultdict(set)
@@ -175,6 +175,11 @@ _SOURCES = frozenset({"Data", "RefData", "AnyData", "Const", "Constant", "ConstP
 
 def graphs(path: Path) -> list[Graph]:
     """The graphs in a file of protobuf text or JSON. Raises UnreadableRun saying what is wrong with it."""
+    return [Graph(name, map(node, operators), path.name) for name, operators in messages(path)]
+
+
+def messages(path: Path) -> list[tuple[str, list[Message]]]:
+    """(name, operators as they stand in the file) of every graph in it. Raises UnreadableRun."""
     try:
         if path.stat().st_size > _BYTES:
             raise UnreadableRun(f"{path.name} has more than {_BYTES} bytes; a graph that large is not read")
@@ -190,23 +195,21 @@ def graphs(path: Path) -> list[Graph]:
         message = parsed(text, path.name)
     if not isinstance(message, dict):
         raise UnreadableRun(f"{path.name} is not the graph of a model")
-    wrapped = [g for g in _many(message, "graph") if isinstance(g, dict)]
-    return [
-        Graph(_text(_one(g, "name")), map(_node, (op for op in _many(g, "op") if isinstance(op, dict))), path.name)
-        for g in (wrapped or [message])
-        if _many(g, "op")
-    ]  # fmt: skip
+    wrapped = [g for g in many(message, "graph") if isinstance(g, dict)]
+    found = [(text_of(one(g, "name")), [op for op in many(g, "op") if isinstance(op, dict)]) for g in (wrapped or [message])]
+    return [(name, operators) for name, operators in found if operators]
 
 
-def _node(op: Mapping[str, Any]) -> Node:
-    attributes = _attributes(op)
-    inputs = [_input(_text(given)) for given in _many(op, "input")]
-    outputs = [o for o in _many(op, "output_desc") if isinstance(o, dict)]
-    stamps = (_text(_one(value, "s")) for o in outputs if (value := _attributes(o).get("_fx_tensor_name")) is not None)
+def node(op: Mapping[str, Any]) -> Node:
+    """An operator as `messages` has it."""
+    attributes = attributes_of(op)
+    inputs = [_input(text_of(given)) for given in many(op, "input")]
+    outputs = [o for o in many(op, "output_desc") if isinstance(o, dict)]
+    stamps = (text_of(one(value, "s")) for o in outputs if (value := attributes_of(o).get("_fx_tensor_name")) is not None)
     names = attributes.get("_datadump_original_op_names")
-    origins = None if names is None else tuple(_text(s) for given in _many(names, "list") for s in _many(given, "s"))
+    origins = None if names is None else tuple(text_of(s) for given in many(names, "list") for s in many(given, "s"))
     return Node(
-        _text(_one(op, "name")), _text(_one(op, "type")), tuple(i for i in inputs if i is not None), tuple(filter(None, stamps)), origins
+        text_of(one(op, "name")), text_of(one(op, "type")), tuple(i for i in inputs if i is not None), tuple(filter(None, stamps)), origins
     )  # fmt: skip
 
 
@@ -218,24 +221,28 @@ def _input(text: str) -> tuple[str, int] | None:
     return None if output == "-1" else (producer, int(output) if output.isdigit() else 0)
 
 
-def _attributes(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def attributes_of(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Attributes of an operator or tensor by key, each a message with one of s, i, f, b, list, t."""
     out: dict[str, Mapping[str, Any]] = {}
-    for attribute in _many(of, "attr"):
-        value = _one(attribute, "value") if isinstance(attribute, dict) else None
+    for attribute in many(of, "attr"):
+        value = one(attribute, "value") if isinstance(attribute, dict) else None
         if isinstance(value, dict):
-            out[_text(_one(attribute, "key"))] = value
+            out[text_of(one(attribute, "key"))] = value
     return out
 
 
-def _many(message: Any, field: str) -> list[Any]:
+def many(message: Any, field: str) -> list[Any]:
+    """The values of a repeated field, which JSON and text write as a list, one, or none."""
     found = message.get(field) if isinstance(message, dict) else None
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def _one(message: Any, field: str) -> Any:
-    found = _many(message, field)
+def one(message: Any, field: str) -> Any:
+    """The last value of a field, None without one."""
+    found = many(message, field)
     return found[-1] if found else None
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A string; empty for what is none."""
     return value if isinstance(value, str) else ""

@@ -1,0 +1,22 @@
+"""Print the folder of whence_label.h, for a compiler.
+
+\b
+    g++ -std=c++11 -I "$(whence include)" program.cpp
+
+The header has no dependencies; a copy of it in a project does as well (docs/labels.md).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command("include", help=__doc__)
+def command() -> int:
+    """Words -> `api.include`."""
+    from whence import api
+
+    sys.stdout.write(f"{api.include()}\n")
+    return 0

@@ -1,0 +1,40 @@
+"""Compare the labels of a run: its reference side against its target side.
+
+\b
+    whence labels runs/both -o cmp
+    whence labels runs/ref runs/tgt -o cmp
+
+Of two runs, labels that name no side are the first one's reference and the second one's target. Exit code as of `whence compare`:
+0 the same, 1 different, 2 undecided (also: a label without a partner, a tensor that is not there), 3 no label at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from whence.cli.compare import CODES
+
+
+@click.command("labels", help=__doc__)
+@click.argument("run", metavar="RUN")
+@click.argument("target", metavar="[TGT]", required=False)
+@click.option(
+    "-o",
+    "--output",
+    metavar="CMP",
+    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: ./whence-cmp, numbered if it exists]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
+def command(run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool) -> int:
+    """Words -> `api.compare_labels` -> report -> exit code."""
+    from whence import api, report
+
+    folder = output or str(api.free_output())
+    result = api.compare_labels(run, target, output=folder, force=force, strict=strict)
+    sys.stdout.write(report.summary(result) if form == "json" else report.labels_answer(result, str(Path(folder))))
+    return CODES[result.status]

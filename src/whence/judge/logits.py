@@ -1,0 +1,79 @@
+"""Is a token that two runs choose differently a coin flip or a fault? And are logits further apart than rounding takes them?
+
+A token flips when the logits of two candidates change places: their difference must move by the gap between them. If logits carry
+independent errors of standard deviation s, that difference carries sqrt(2) s, so a gap of more than `LIMITS.flip` s (4.2 standard
+deviations of the difference) is not closed by rounding. s is measured where both runs had the same tokens before them; the whole
+vocabulary tells it, so the two candidates themselves hardly enter. A fault must not be taken for the noise it is measured by:
+what jumps out of what was measured before, or above what rounding can make at all, joins no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from whence.judge.limits import LIMITS, U32
+from whence.metrics.logits import LogitFigures
+
+_MOST_16 = 0.05  # of what rounding makes of the outputs of a model at 16 bits
+_FEW = 3  # measurements from which on a median means something
+# So many tokens in a row whose median is that much above what was measured before: alone each could be chance.
+_WINDOW, _LASTING = 8, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What one token's logits mean. noise: standard deviation of a logit that rounding explains here, in logits; None: not known.
+
+    off: logits further apart than that by `score` times what is allowed (> 1). flip: "" where both choose the same token, else
+    "explained" or "unexplained". score: of the flip, gap over what noise closes, or of `off`.
+    """
+
+    noise: float | None
+    off: bool
+    flip: str
+    score: float
+
+
+def most(unit_roundoff: float) -> float:
+    """Relative error of logits that rounding alone may make in a model that works at this unit roundoff; inf for 0 (not known)."""
+    if not unit_roundoff:
+        return math.inf
+    return LIMITS.otherwise * unit_roundoff if unit_roundoff <= U32 else max(_MOST_16, 10 * unit_roundoff)
+
+
+def judged(figures: Sequence[LogitFigures], unit_roundoff: float, again: Sequence[float] = ()) -> list[Judged]:
+    """Judge tokens in the order in which they were made; every one with the same tokens before it in both runs.
+
+    unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing (quantised). again: relative errors of
+    logits between runs of the reference, which noise is then at least.
+    """
+    ceiling = most(unit_roundoff)
+    errors = [f.rel_logit_err for f in figures]
+    measured = [r for r in again if 0 < r < math.inf]
+    out: list[Judged] = []
+    for n, one in enumerate(figures):
+        error = errors[n]
+        usual = median(measured) if measured else None
+        alone, lasting = (2 * ceiling, math.inf)
+        if usual is not None and len(measured) >= _FEW:
+            known = ceiling if math.isfinite(ceiling) else 0.0
+            alone, lasting = max(LIMITS.whole * usual, 2 * known), max(_LASTING * usual, known)
+        ahead = errors[n : n + _WINDOW]
+        lasts = len(ahead) == _WINDOW and error > lasting and median(ahead) > lasting
+        limit = lasting if lasts else alone
+        off = bool(one.nonfinite) or lasts or not error <= limit
+        if not off and error > 0:
+            measured.append(error)
+        rounding = max(error, usual or 0.0) if not off else usual if usual is not None else ceiling
+        noise = rounding * one.scale if math.isfinite(rounding) else None
+        score = math.inf if one.nonfinite or math.isnan(error) else error / limit
+        if one.agree:
+            out.append(Judged(noise, off, "", score))
+            continue
+        closed = LIMITS.flip * noise if noise is not None else math.inf
+        by = math.inf if one.nonfinite or (one.gap and not closed) else one.gap / closed if closed else 0.0
+        out.append(Judged(noise, off, "explained" if by <= 1 else "unexplained", by))
+    return out

@@ -1,0 +1,116 @@
+"""What two runs generated, as text and CSV: a line per prompt, then the first token that rounding does not explain."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+
+from whence.report.plain import clean, count
+from whence.results import Comparison, Generation, Prompted, Token
+
+_MOST_PROMPTS = 16
+_WORDS = {
+    "explained": "explained by rounding",
+    "sampled": "sampled or searched: another token from the same logits",
+    "unexplained": "not explained by rounding",
+    "off": "its logits are off",
+}
+_FIGURES = ("cosine_similarity", "rel_l2", "kl", "top1", "top5", "rank", "margin", "gap", "logit_err", "rel_logit_err", "noise")
+
+
+def lines(result: Comparison) -> Iterator[tuple[str, str]]:
+    """(heading, text) of each line."""
+    found = result.generation
+    if found is None:
+        return
+    passing = [p for p in found.prompts if p.passes]
+    flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
+    parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
+    noise = "no logit differs" if found.noise is None else f"logits part by {found.noise:.2g} of their spread"
+    what = f"{count(found.compared)} of {count(found.of, 'token')} compared, {noise}; other tokens: {', '.join(parts)}"
+    yield "TOKENS", f"{len(passing)} of {count(len(found.prompts), 'prompt')} pass; {what}"
+    if found.forced:
+        yield "  forced", "the target was fed the reference's tokens"
+    if found.logits_only:
+        if found.compared and set(result.counts) != {"identical"}:
+            yield "  rests on", "logits alone; could not have seen errors below 8 times their noise, nor which module makes one"
+    elif found.suspect >= 0:
+        yield "  unexplained", clean(found.sentence)
+        yield "  behind it", clean(found.led_to) or "no module: each computes right on the inputs that it had"
+    for number, prompt in enumerate(_shown(found.prompts)):
+        yield ("  prompts" if number == 0 else ""), _prompt(prompt, found)
+    if len(found.prompts) > _MOST_PROMPTS:
+        yield "", f"{count(len(found.prompts) - _MOST_PROMPTS)} more in generation.csv"
+    for side, n in (("reference", found.alone_reference), ("target", found.alone_target)):
+        if n:
+            yield f"  only {side}", count(n, "prompt")
+    names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
+    if names:
+        more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
+        at = [str(n) for n, p in enumerate(found.prompts) if p.no_effect]
+        yield (
+            "  no effect",
+            f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: {', '.join(map(clean, names[:4]))}{more}",
+        )
+
+
+def _state(prompt: Prompted) -> str:
+    return "NO" if prompt.outcome == "not compared" else "PASS" if prompt.passes else "FAIL"
+
+
+def _shown(prompts: tuple[Prompted, ...]) -> list[Prompted]:
+    """All in their order; of very many first those that do not pass."""
+    if len(prompts) <= _MOST_PROMPTS:
+        return list(prompts)
+    return sorted(prompts, key=lambda p: ("FAIL", "NO", "PASS").index(_state(p)))[:_MOST_PROMPTS]
+
+
+def _prompt(prompt: Prompted, found: Generation) -> str:
+    ids = " ".join(map(str, prompt.ids[:4])) + (f" ... ({len(prompt.ids)})" if len(prompt.ids) > 4 else "")
+    where = f"step {prompt.step} row {prompt.row}"
+    if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
+        where += f", target step {prompt.target_step} row {prompt.target_row}"
+    head = f"{found.prompts.index(prompt):>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
+    return f"{head:<14} {_what(prompt, found)}   ({where}; ids {ids})"
+
+
+def _what(prompt: Prompted, found: Generation) -> str:
+    """What became of a prompt: its first token that differs, and from where on its logits are off."""
+    if prompt.first < 0 and prompt.off < 0:
+        if prompt.outcome != "not compared":
+            return "equal"
+        return f"the target ends after {prompt.target_tokens} tokens" if prompt.compared else "nothing to compare"
+    off = f"logits off from token {_place(found.tokens[prompt.off], prompt)}" if prompt.off >= 0 else ""
+    if prompt.first < 0:
+        return f"{off}, no effect on tokens"
+    token = found.tokens[prompt.first]
+    gap = f"gap {_figure(token, 'gap')}, noise {_figure(token, 'noise')}"
+    said = f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: {_WORDS[token.verdict]}"
+    return f"{said}; {off}" if off else said
+
+
+def _place(token: Token, prompt: Prompted) -> str:
+    return f"{token.index - len(prompt.ids)} (step {token.step} row {token.row})"
+
+
+def _figure(token: Token, name: str) -> str:
+    value = token.numbers.get(name)
+    return "not known" if value is None else f"{value:.3g}"
+
+
+def generation_csv(result: Comparison) -> str:
+    """`generation.csv`: one line per token that was compared, in the order in which the reference chose them."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("verdict", "prompt", "token", "index", "step", "row", "target_step", "target_row", "reference", "target", "score",
+                     *_FIGURES, "why"))  # fmt: skip
+    found = result.generation
+    for token in found.tokens if found is not None else ():
+        prompt = found.prompts[token.prompt] if found is not None else None
+        generated = token.index - len(prompt.ids) if prompt is not None else token.index
+        figures = [token.numbers.get(name) for name in _FIGURES]
+        where = token.prompt, generated, token.index, token.step, token.row, token.target_step, token.target_row
+        cells = ("" if value is None else repr(value) for value in figures)
+        writer.writerow((token.verdict, *where, token.reference, token.target, token.score, *cells, token.why))
+    return out.getvalue()

@@ -1,0 +1,29 @@
+"""Labels as a table with the columns of the `aclcmp` report, and no others; one row per pair of labels, or label that faces nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+
+from whence.report.text import answer
+from whence.report.views.aclcmp import COLUMNS
+from whence.report.views.cells import either, guarded
+from whence.results import Comparison, ViewRow
+
+FILE = "cmp_report.csv"
+
+
+def labels_answer(result: Comparison, output: str) -> str:
+    """The answer as text, with the table of labels among the files of `output`."""
+    return answer(result, output=output).rstrip("\n") + f", {FILE} (a row for every label)\n"
+
+
+def labels_csv(rows: Iterable[ViewRow]) -> str:
+    """The table as text; data_id is the name that the label is shown under."""
+    columns = {**COLUMNS, "data_id": either(lambda shown: shown.name)}
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows))
+    return out.getvalue()
