@@ -104,3 +104,34 @@ def test_lines_without_end_are_read_in_time(tmp_path):
         path = tmp_path / f"{name}.log"
         path.write_text("ggml_debug:  n = (f32) ADD(a{1}, }) = {1}\n" + text)
         survives(name, path, "llama_cpp")
+
+
+def printed(folder, name, *, rope=1.0):
+    """Two layers that write what they made into a cache and read it again; of 32 columns 6 are shown."""
+    rng, lines = np.random.default_rng(7), []
+
+    def node(name, op, of, value):
+        value = np.atleast_2d(value)
+        shown = np.r_[0:3, value.shape[1] - 3 : value.shape[1]]
+        rows = "".join(f"   [ {', '.join(f'{v:.4f}' for v in row[shown][:3])}, ..., {', '.join(f'{v:.4f}' for v in row[shown][3:])} ],\n"
+                       for row in value)  # fmt: skip
+        sources = ", ".join(f"{s}{{32, 4, 1, 1}}" for s in of) if len(of) > 1 else f"{of[0]}{{32, 4, 1, 1}}, "
+        lines.append(f"ggml_debug: {name} = (f32) {op}({sources}}}) = {{32, 4, 1, 1}}\n [\n  [\n{rows}  ],\n ]\n sum = {value.sum():f}\n")
+        return value
+
+    x = node("embd", "GET_ROWS", ["token_embd.weight", "inp_tokens"], rng.standard_normal((4, 32)))
+    for layer in range(2):
+        turned = node(
+            f"Kcur-{layer}", "ROPE", ["embd" if layer == 0 else "out-0", "inp_pos"], np.roll(x, 1, 1) * (rope if layer == 0 else 1)
+        )
+        node(f"cache_k_l{layer} (view)", "SET_ROWS", [f"Kcur-{layer}", "idxs"], turned)
+        turned = node(f"cache_k_l{layer} (view)", "VIEW", [f"cache_k_l{layer}"], turned)
+        x = node(f"out-{layer}", "MUL_MAT", ["blk.weight", f"cache_k_l{layer} (view)"], turned @ rng.standard_normal((32, 32)))
+    (folder / name).write_text("".join(lines))
+    return folder / name
+
+
+def test_a_cache_is_what_was_written_into_it(tmp_path):
+    base = printed(tmp_path, "reference.log")
+    result = whence.compare(base, printed(tmp_path, "rope.log", rope=1.5))
+    assert [f.name for f in result.findings] == ["Kcur-0"]

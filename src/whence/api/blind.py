@@ -16,27 +16,46 @@ _NOTHING = judge.Error(0.0, exact=True)
 
 
 class Blind:
-    """Paired calls of the reference whose inputs at least one run does not tell. before: by call, the largest error ahead of it."""
+    """Paired calls of the reference whose inputs at least one run does not tell, and those of which it shows some elements only.
+
+    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the way to what it read.
+    """
 
     def __init__(self, faces: Faces) -> None:
         outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
+        self.calls: set[int] = set()
         self.before: dict[int, judge.Error] = {}
         worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
         earlier: dict[tuple[int, str, str], judge.Error] = {}  # up to the call of this name, in steps before
+        upto: dict[int, judge.Error] = {}  # by record, the largest on the way to it
         step: dict[tuple[int, str], int] = {}
         for call in sorted(faces.calls, key=lambda c: c.order):
             index = faces.pair_of.get(call.id)
+            came = _NOTHING
+            for ref in call.slots("input"):
+                came = _worse(came, upto.get(ref.record, _NOTHING))
+            if index is None and call.leaf:
+                upto.update((ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind))
             if index is None or not (call.leaf or UNTOLD in call.notes):
                 continue
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
                 step[whole], worst[whole] = call.step, _NOTHING
             untold = (call.kind == "label" or outputs_only) and not call.slots("input")
-            if untold or UNTOLD in call.notes:
-                self.before[call.id] = _worse(worst[whole], earlier.get(name, _NOTHING))
-            for slot in faces.slots[index].values() if call.leaf else ():
+            untold = untold or UNTOLD in call.notes
+            if untold:
+                self.calls.add(call.id)
+            slots = faces.slots[index].values()
+            read = [s for s in slots if s.reference_slot.startswith("input")]
+            if untold:
+                came = _worse(came, _worse(worst[whole], earlier.get(name, _NOTHING)))
+            if untold or any(map(faces.partly, read)):
+                self.before[call.id] = came
+            for slot in slots if call.leaf else ():
                 if slot.reference_slot.startswith(("output", "mutated")):
-                    worst[whole] = _worse(worst[whole], faces.error(slot))
+                    error = faces.error(slot)
+                    worst[whole] = _worse(worst[whole], error)
+                    upto[slot.reference_record] = _worse(came, error)
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
 
 

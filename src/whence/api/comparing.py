@@ -116,7 +116,7 @@ def compare_runs(
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
-        judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.before)
+        judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
         found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)

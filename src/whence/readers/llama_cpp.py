@@ -21,7 +21,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.readers.building import Building
+from whence.readers.building import UNTOLD, Building
 from whence.readers.parts import limits
 from whence.readers.place import Place
 from whence.records import Run
@@ -67,10 +67,11 @@ def open_run(place: Place) -> Run:
         sources = [_plain(name) for name, _ in node.sources]
         shapes = [list(_shape(ne)) for _, ne in node.sources]
         record = _record(building, node)
+        inputs = {str(i): known[name] for i, name in enumerate(sources) if name in known}
         building.call(
             node.name, op_type=node.op, step=step,
-            inputs={str(i): known[name] for i, name in enumerate(sources) if name in known},
-            outputs=[record], origins=(),
+            inputs=inputs, outputs=[record], origins=(),
+            notes=() if inputs else (UNTOLD,),  # a cache, which nodes before have written
             arguments={f"input.{i}": f"{name} {shapes[i]}" for i, name in enumerate(sources) if name not in known},
         )  # fmt: skip
         known[node.name] = record
