@@ -138,8 +138,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a container.
     score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
     numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...). where: the module below the call that it is about, ""
-    for the call itself. operator: the operator inside that it is due to ("aten.mul.Tensor"), "" where that is not known.
-    side: whose error it is, "target" or "reference".
+    for the call itself. named: the call of that name, -1 where it is none. operator: the operator inside that it is due to
+    ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or "reference".
     """
 
     pair: int
@@ -155,6 +155,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     operator: str = ""
     side: str = "target"
+    named: int = -1
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import Error, between, grow
+from whence.judge import Error, below_masks, between, grow
 from whence.judge.drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
@@ -124,3 +124,21 @@ def test_sentinels_of_each_sides_dtype_match():
     assert between(x, y, U).value > 1
     mask = np.where(np.arange(6) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
     assert between(mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U).exact
+
+
+def test_what_a_mask_is_written_over_is_measured_without_it():
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(3, 8))
+    wrong = scores * 1.5
+    hidden = np.arange(8) > 4
+    a, b = (np.where(hidden, -1e4, x).astype(np.float32) for x in (scores, wrong))
+    seen = Error(float(np.linalg.norm(a - b) / np.linalg.norm(a)), u=U)
+    x, y = a[:, :5].astype(np.float64), b[:, :5].astype(np.float64)
+    assert seen.value < 1e-3
+    assert below_masks(a, b, seen).value == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x))
+    elsewhere = np.where(np.arange(8) > 3, -1e4, wrong).astype(np.float32)
+    assert below_masks(a, elsewhere, seen) is seen, "masks that differ are no mask"
+    assert below_masks(x, y, seen) is seen
+    lone = scores.copy()
+    lone[0, 0] = -1e4
+    assert below_masks(lone, lone * 1.0001, seen) is seen, "one large number is none"

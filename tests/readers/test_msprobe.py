@@ -197,6 +197,82 @@ def test_faults_are_named_and_rounding_is_not(reference, tmp_path, fault, block)
     assert whence.compare(reference, model(tmp_path / "clean")).status == "same"
 
 
+def attention(folder, *, scale=True, fused=False, tensors=True, noise=4e-8):
+    """Two blocks of attention written out, or as one call; scale: without it a multiplication is missing in the second block."""
+    rng, dump = np.random.default_rng(4), Dump(folder, tensors=tensors, noise=noise)
+    x = rng.standard_normal((2, 12, 8)).astype(np.float32)
+    mask = np.triu(np.ones((12, 12), bool), 1)
+    for block in range(2):
+        q, k, v = (dump.op("Functional", "linear", [x, w], x @ w.T) for w in rng.standard_normal((3, 8, 8)).astype(np.float32))
+        scores = q @ k.swapaxes(1, 2)
+        masked = np.where(mask, -1e4, scores * (0.35 if scale or block == 0 else 1.0)).astype(np.float32)
+        weights = np.exp(masked - masked.max(-1, keepdims=True))
+        weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+        if fused:
+            x = dump.op("Functional", "scaled_dot_product_attention", [q, k, v], weights @ v)
+            continue
+        scores = dump.op("Tensor", "__matmul__", [q, k.swapaxes(1, 2)], scores)
+        if scale or block == 0:
+            scores = dump.op("Tensor", "__mul__", [scores, 0.35], scores * np.float32(0.35))
+        masked = dump.op("Tensor", "masked_fill", [scores, mask, -1e4], masked)
+        weights = dump.op("Functional", "softmax", [masked], weights)
+        x = dump.op("Tensor", "__matmul__", [weights, v], weights @ v)
+    w = rng.standard_normal((8, 8)).astype(np.float32)
+    dump.op("Functional", "linear", [x, w], x @ w.T)
+    return dump.close()
+
+
+@pytest.mark.parametrize("tensors", [True, False])
+def test_an_operator_that_the_target_lacks_is_named_and_softmax_behind_the_mask_is_not(tmp_path, tensors):
+    result = whence.compare(attention(tmp_path / "a", tensors=tensors), attention(tmp_path / "b", scale=False, tensors=tensors))
+    (finding,) = result.findings
+    assert (finding.name, finding.op_type, finding.occurrence, finding.slot if tensors else "") == (
+        "Tensor.__mul__", "mul", 1, "masked_fill:input.0" if tensors else "",
+    )  # fmt: skip
+    assert finding.sentence.startswith("the target has no such call")
+
+
+@pytest.mark.parametrize("tensors", [True, False])
+def test_attention_as_one_call_faces_the_last_of_many_tensor_by_tensor(tmp_path, tensors):
+    result = whence.compare(attention(tmp_path / "a", tensors=tensors), attention(tmp_path / "b", fused=True, tensors=tensors))
+    assert not result.findings
+    faced = {(s.reference_slot, s.target_slot) for p in result.plan.pairs for s in p.slots if s.target_slot == "input.2"}
+    assert faced == {("input.1", "input.2")}, "v faces v, not k"
+
+
+def test_gradients_are_held_against_what_the_forward_pass_kept(tmp_path):
+    def dump(folder, slope):
+        rng, out = np.random.default_rng(5), Dump(folder)
+        x, w, g = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 8), (6, 8)))
+        h = out.op("Functional", "linear", [x, w], x @ w.T)
+        a = out.op("Functional", "leaky_relu", [h, slope], np.where(h > 0, h, h * np.float32(slope)))
+        out.op("Tensor", "pow", [a, 2.0], a * a)
+        out.data["Tensor.pow.0.backward"] = {"input": [out._leaf("Tensor.pow.0.backward", "input.0", g)],
+                                             "output": [out._leaf("Tensor.pow.0.backward", "output.0", 2 * a * g)]}  # fmt: skip
+        key = "Module.fc.Linear.parameters_grad"
+        out.data[key] = {"weight": [out._leaf(key, "weight", (2 * a * g).T @ x)]}
+        return out.close()
+
+    result = whence.compare(dump(tmp_path / "a", 0.01), dump(tmp_path / "b", 0.2))
+    assert [f.name for f in result.findings] == ["Functional.leaky_relu"]
+
+
+def test_a_parameter_of_a_module_and_of_the_operator_in_it_is_one_finding(tmp_path):
+    def dump(folder, weight):
+        w, out = weight.astype(np.float32), Dump(folder)
+        x = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
+        y = out.op("Functional", "linear", [x, w], x @ w.T)
+        name = "Module.fc.Linear.forward.0"
+        out.data[name] = {"input_args": [out._leaf(name, "input.0", x)], "input_kwargs": {},
+                          "parameters": {"weight": out._leaf(name, "weight", w)}, "output": [out._leaf(name, "output.0", y)]}  # fmt: skip
+        folder.joinpath("construct.json").write_text(json.dumps({"Functional.linear.0.forward": name, name: None}))
+        return out.close()
+
+    w = np.random.default_rng(6).standard_normal((8, 8))
+    result = whence.compare(dump(tmp_path / "a", w), dump(tmp_path / "b", np.roll(w, 1, 0)))
+    assert [(f.name, f.verdict) for f in result.findings] == [("fc", "param-diff")]
+
+
 def test_tensors_against_statistics_and_statistics_against_each_other(reference, tmp_path):
     figures = model(tmp_path / "figures", noise=0.0, tensors=False)
     for result in (whence.compare(reference, figures), whence.compare(figures, model(tmp_path / "clean", tensors=False))):

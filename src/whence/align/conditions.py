@@ -52,7 +52,8 @@ def differences(reference: Run, target: Run) -> list[str]:
         ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
-    for package in sorted(set(reference.info.versions) | set(target.info.versions)):
+    told = reference.info.versions and target.info.versions  # a dump of another tool says nothing of them
+    for package in sorted({*reference.info.versions, *target.info.versions} if told else ()):
         old, new = reference.info.versions.get(package), target.info.versions.get(package)
         if old != new:
             out.append(f"{package} {old or 'absent'} against {new or 'absent'}")

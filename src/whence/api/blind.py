@@ -1,7 +1,8 @@
-"""Calls of which a dump holds the outputs only: hooks that print what an operator made, arrays recorded under a name.
+"""Calls of which a dump does not hold all that came in: hooks that print what an operator made, arrays recorded under a name, backward
+passes (which read what the forward pass kept).
 
-Nothing says what came in there. It cannot have been better than the worst of what was made before, so that is what such a call is
-held against; and it may depend on all of it.
+It cannot have been better than the worst of what was made before, so that is what such a call is held against; and it may depend on
+all of it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class Blind:
         step: dict[tuple[int, str], int] = {}
         for call in sorted(faces.calls, key=lambda c: c.order):
             index = faces.pair_of.get(call.id)
-            if index is None or not call.leaf:
+            if index is None or not (call.leaf or UNTOLD in call.notes):
                 continue
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
                 step[whole], worst[whole] = call.step, _NOTHING
-            if (call.kind == "label" or outputs_only or UNTOLD in call.notes) and not call.slots("input"):
+            untold = (call.kind == "label" or outputs_only) and not call.slots("input")
+            if untold or UNTOLD in call.notes:
                 self.before[call.id] = _worse(worst[whole], earlier.get(name, _NOTHING))
-            for slot in faces.slots[index].values():
+            for slot in faces.slots[index].values() if call.leaf else ():
                 if slot.reference_slot.startswith(("output", "mutated")):
                     worst[whole] = _worse(worst[whole], faces.error(slot))
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])

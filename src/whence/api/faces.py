@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,17 @@ class Faces:
             error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self._again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
+        """The error of what a call read without what masks hide (`judge.below_masks`); without elements, unknown for what softmax read."""
+        error = self.error(slot)
+        if not error.value or not error.u or not math.isfinite(error.value):
+            return error
+        arrays = self.arrays(slot)
+        if arrays is not None:
+            return judge.below_masks(*arrays, error) if arrays[0].shape == arrays[1].shape else error
+        masked = "softmax" in call.op_type.lower() and judge.may_be_masked(self.reference.records[slot.reference_record])
+        return judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
 
     def partly(self, slot: SlotPair) -> str:
         """What was not printed of a pair that comes from text, in words; "" when nothing is missing."""

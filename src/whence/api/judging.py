@@ -155,10 +155,12 @@ class Judging:
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
         in_errors = [self.faces.error(s) for s in inputs]
-        if not in_errors and call.id in self.blind.before:
-            in_errors = [self.blind.before[call.id]]
+        if call.id in self.blind.before:
+            in_errors.append(self.blind.before[call.id])
         out_errors = [self.faces.error(s) for s in outputs]
         u = max((e.u for e in out_errors), default=0.0)
+        if judge.grow(in_errors, out_errors, u).verdict == "introduced":
+            in_errors[: len(inputs)] = [self.faces.below_masks(s, call) for s in inputs]
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
         replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
         declared, figures = self.faces.declaring.leaf(evidence, call, other, slots, replaying)
@@ -282,12 +284,23 @@ class Judging:
         return verdict
 
     def _where_it_comes_in(self, verdict: Verdict, region: Region) -> Verdict:
-        """The verdict, naming the call that reads what went wrong, where a dump has no code between its calls that could be named."""
+        """The verdict, naming a call instead of code between calls: the one without a partner that made what went wrong; below a root
+        that no dump held, which has no code of its own, else the one that reads it.
+        """
         kids = self.faces.kids.get(region.call, [])
-        if GATHERED not in self.faces.calls[region.call].notes or verdict.where or region.stretch >= len(kids):
+        if verdict.where or verdict.verdict != "introduced" or verdict.evidence == "replay" or region.stretch >= len(kids):
+            return verdict
+        wrong = self.faces.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        for kid in reversed(kids[: region.stretch]):
+            call = self.faces.calls[kid]
+            if wrong and call.leaf and kid not in self.faces.pair_of and wrong.reference_record in _written(call):
+                return _but_verdict(verdict, where=call.scope, named=kid, sentence=f"the target has no such call: {verdict.sentence}")
+        if GATHERED not in self.faces.calls[region.call].notes:
             return verdict
         reader = self.faces.calls[kids[region.stretch]]
-        return _but_verdict(verdict, where=reader.scope, sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}")
+        return _but_verdict(
+            verdict, where=reader.scope, named=reader.id, sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}"
+        )
 
     def _unless_partial(self, verdict: Verdict, slots: Iterable[SlotPair]) -> Verdict:
         """The verdict, or `undetermined` when it says that all is well and only a part of the outputs was printed."""
@@ -327,7 +340,7 @@ class Judging:
             if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
                 fresh |= set() if handed_on else {slot.reference_record}
-        errors_in = self.seen_errors.setdefault(region.call, [])
+        errors_in = self.seen_errors.setdefault(region.call, [self.blind.before[call.id]] if call.id in self.blind.before else [])
         errors_in += [
             self.faces.error(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
@@ -359,7 +372,8 @@ class Judging:
             return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u), note=reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
-        rest = [self.faces.error(s) for name, s in own if name not in found.local and not self._explained(index, name)]
+        left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
+        rest = [self.faces.error(s) for _, s in left]
         verdict: Verdict | None = None
         if local:
             verdict = _but_verdict(
@@ -373,6 +387,8 @@ class Judging:
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
         other = judge.judge_region(index, region.stretch, judge.grow(errors_in, rest, u), note=why)
+        if other.verdict == "introduced":
+            other = _but_verdict(other, slot=max(zip(left, rest, strict=True), key=lambda found: found[1].value or 0.0)[0][0])
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
 
     def _one_content(self, one: int, two: int) -> bool:
@@ -437,6 +453,10 @@ class Judging:
             return ""
         slot = wrong[0]
         return f"{slot.reference_slot} has {self.faces.measured[slot.reference_record, slot.target_record].why}, its inputs agree in shape"
+
+
+def _written(call: Call) -> set[int]:
+    return {r.record for kind in ("output", "mutated") for r in call.slots(kind)}
 
 
 def _but(old: judge.LeafEvidence, /, **changes: Any) -> judge.LeafEvidence:

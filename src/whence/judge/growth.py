@@ -64,6 +64,7 @@ class Growth:
 _LONE_SHARE, _LONE_COUNT = 0.5, 64
 _UNLIKE = 0.5  # relative error of inputs from which on they have so little in common that figures of what is made of them prove nothing
 _SENTINEL = 0.9  # of the largest finite value
+_DWARFS, _DWARFED = 0.5, 0.1
 
 
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
@@ -88,6 +89,32 @@ def between(reference: Array, target: Array, u: float) -> Error:
         return Error(math.inf, u=u)
     size, apart = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
     return Error(apart / size if size else (0.0 if apart == 0 else math.inf), exact=apart == 0, u=u)
+
+
+def below_masks(reference: Array, target: Array, error: Error) -> Error:
+    """The error without elements that dwarf all others, where both sides have them at the same places; else the error as it is.
+
+    A mask of -10000 is most of the norm of the scores it was written over, so what they are wrong by looks like nothing, and softmax,
+    which drops what is masked, like its cause. Dwarfing: half the largest magnitude, with nothing down to a tenth of that.
+    """
+    a, b = reference.astype(np.float64), target.astype(np.float64)
+    if not (a.size and np.isfinite(a).all() and np.isfinite(b).all()):
+        return error
+    size, other = np.abs(a), np.abs(b)
+    big = size >= _DWARFS * size.max()
+    same = np.array_equal(big, other >= _DWARFS * other.max()) and np.array_equal(np.signbit(a[big]), np.signbit(b[big]))
+    rest = max(size[~big].max(initial=0.0), other[~big].max(initial=0.0))
+    if not same or big.sum() < 2 or rest == 0.0 or rest > _DWARFED * size[big].min():
+        return error
+    x, y = a[~big], b[~big]
+    apart = float(np.linalg.norm(x - y)) / (float(np.linalg.norm(x)) or rest)
+    return dataclasses.replace(error, value=max(error.value or 0.0, apart), drift=None)
+
+
+def may_be_masked(record: Record) -> bool:
+    """Do the figures of a tensor without elements look like scores with a mask, so that nothing is known of the scores?"""
+    s = record.statistics
+    return s is not None and s.min is not None and s.max is not None and s.min < 0 and -s.min * _DWARFED > abs(s.max)
 
 
 def _filled(record: Record) -> bool:

@@ -63,12 +63,13 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
     Calls of one module (other steps), and siblings with one signature (numbers in the name starred), are one finding.
     """
     groups: dict[tuple[str, ...], list[Judged]] = {}
+    wrong = {(j.region.call, _parameter(j, calls)) for j in judged if j.verdict.verdict == "param-diff"}
     for item in judged:
         verdict = item.verdict
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
         own = verdict.evidence == "replay" or verdict.verdict == "param-diff"
-        if item.downstream and not own:
+        if (item.downstream and not own) or (verdict.verdict == "param-diff" and _said_above(item, calls, wrong)):
             continue
         call = calls[item.region.call]
         key = (starred(call.scope), call.op_type, str(item.region.stretch))
@@ -82,6 +83,22 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
     # With replay the first in execution order is the answer; from two dumps alone the largest growth is (judge.growth).
     ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
+
+
+def _parameter(item: Judged, calls: Sequence[Call]) -> int:
+    """The record of the parameter that a verdict is about, -1 when it is not one of the call itself."""
+    refs = calls[item.region.call].slots("param")
+    return next((r.record for r in refs if item.verdict.slot in (r.slot, r.slot.removeprefix("param."))), -1)
+
+
+def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int, int]]) -> bool:
+    """Is it the parameter of a call around this one, which is named for it? Dumps of modules and operators have it with both."""
+    record, above = _parameter(item, calls), calls[item.region.call].parent
+    while record >= 0 and above >= 0:
+        if (above, record) in wrong:
+            return True
+        above = calls[above].parent
+    return False
 
 
 def _from_dumps(members: Sequence[Judged]) -> bool:
@@ -100,10 +117,12 @@ def _order(item: Judged, calls: Sequence[Call]) -> tuple[int, int, int]:
 
 def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], plan: Plan) -> Finding:
     call, verdict = calls[chosen.region.call], chosen.verdict
+    if verdict.named >= 0:
+        call = calls[verdict.named]
     name = _name(chosen, calls)
     names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
-    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers and not verdict.where:
+    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers and not verdict.where and verdict.verdict != "param-diff":
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,

@@ -21,7 +21,7 @@ _NO_PROGRAM = "a dump has no program"
 GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
 UNTOLD = "what it read is not known"
-"""The note of a call without inputs in a dump that has them for others: it may depend on all that was made before."""
+"""The note of a call of which a dump does not tell all that it read: it may depend on all that was made before."""
 WIDER = "the dump does not say in what dtype it was computed"
 """The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
 
@@ -89,6 +89,8 @@ class Building:
         parent: handle of the call it is part of. The n-th call of a name in a step has occurrence n.
         """
         seen = (rank, root, step, micro, phase, scope, op)
+        if phase == "backward":  # what the forward pass kept for it is in no dump
+            notes = (*notes, UNTOLD)
         added = Call(
             len(self._calls), scope, root, step, len(self._calls), rank=rank, micro=micro, phase=phase, op=op,
             occurrence=self._seen[seen], kind=kind, op_type=op_type, source=source, parent=parent, arguments=dict(arguments),

@@ -21,6 +21,7 @@ _SAME_NAME = {
 }
 _CLOSE = 1e-3
 _CLEARLY = 5.0
+_ANOTHER = 0.1
 
 
 def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[SlotPair], list[str], list[str]]:
@@ -34,16 +35,25 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
             left.append(ref)
         else:
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
-    free = list(theirs.values())
     slots = _of_one_kind(slots, theirs, reference, target)
     if call.op_type != other.op_type:
-        slots = _swapped(slots, reference, target)
+        slots = _elsewhere(_swapped(slots, reference, target), theirs, reference, target)
+    # A module may face the last of the operators in it, which reads something else than the module does.
+    is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
+    for slot in [s for s in slots if is_part and s.reference_slot.startswith("input.")]:
+        if _unlike(reference.records[slot.reference_record], target.records[slot.target_record]):
+            slots.remove(slot)
+            left.append(Ref(slot.reference_slot, slot.reference_record))
+            theirs[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
+    free = list(theirs.values())
     if not left or not free:
         return slots, [r.slot for r in left], [f.slot for f in free]
     for kind in dict.fromkeys(_kind(r) for r in left):
         mine = [r for r in left if _kind(r) == kind]
         others = [f for f in free if _kind(f) == kind]
         for ref, match in _matched(mine, others, kind, reference, target):
+            if is_part and kind == "input" and _unlike(reference.records[ref.record], target.records[match.record]):
+                continue
             left.remove(ref)
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
@@ -118,6 +128,14 @@ def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, targ
     return out
 
 
+def _unlike(a: Record, b: Record) -> bool:
+    """Do figures of two tensors of one count say that no error of a run lies between them?"""
+    s, t = a.statistics, b.statistics
+    if a.count != b.count or s is None or t is None or s.norm is None or t.norm is None or _same_elements(a, b):
+        return False
+    return abs(s.norm - t.norm) > _ANOTHER * max(s.norm, t.norm)
+
+
 def _parameter(slot: str) -> str:
     head, _, last = slot.rpartition(".")
     return f"{head}.{_SAME_NAME.get(last, last)}"
@@ -161,3 +179,26 @@ def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPai
                 out[i] = SlotPair(a.reference_slot, b.target_slot, a.reference_record, b.target_record)
                 out[j] = SlotPair(b.reference_slot, a.target_slot, b.reference_record, a.target_record)
     return out
+
+
+def _elsewhere(slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run) -> list[SlotPair]:
+    """Two classes of which one takes more tensors (`probabilities, v` against `q, k, v`): the free tensor whose figures fit clearly better.
+
+    free: slots of the target without a partner, which loses and gains.
+    """
+    out = list(slots)
+    for k, slot in enumerate(slots):
+        if not slot.reference_slot.startswith("input.") or not slot.reference_slot[6:].isdigit():
+            continue
+        mine, now = reference.records[slot.reference_record], target.records[slot.target_record]
+        others = [r for r in free.values() if _kind(r) == "input" and target.records[r.record].shape == mine.shape]
+        fits = min(others, key=lambda r: _distance(mine, target.records[r.record]), default=None)
+        if fits is not None and _CLEARLY * _distance(mine, target.records[fits.record]) < _distance(mine, now):
+            del free[fits.slot]
+            free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
+            out[k] = SlotPair(slot.reference_slot, fits.slot, slot.reference_record, fits.record)
+    return out
+
+
+def _distance(a: Record, b: Record) -> float:
+    return 0.0 if _same_elements(a, b) else _apart(a, b)
