@@ -162,7 +162,7 @@ def test_the_test_command_stands_between_its_markers():
     part = readme[readme.index("<!-- tests -->") : readme.index("<!-- end of tests -->")]
     lines = [line for line in part.splitlines() if line and not line.startswith(("<", "`"))]
     assert len(lines) == 1
-    assert lines[0].endswith(" && .venv/bin/python -m pytest")
+    assert lines[0].endswith(" && .venv/bin/python -m pytest -n auto")
 
 
 def test_every_reader_and_view_is_in_the_docs():

@@ -73,3 +73,30 @@ def test_conditions_that_differ_are_told():
 
 def test_settings_that_are_not_json_are_passed_over():
     assert api.compare(generation(1, settings="{nonsense"), generation(1, settings="[1]")).status == "same"
+
+
+def layered(ids, factor=1.0):
+    """Scores of a table and what a product makes of them, two calls of a root that was given ids; as float32, without programs."""
+    draw = np.random.default_rng(7)
+    table, weight = draw.standard_normal((VOCABULARY, 8)).astype(np.float32), np.diag(np.float32([4, 1, 1, 1, 1, 1, 1, 1]))
+    table[9], table[:, 0] = table[3], 0.1
+    table[9, 0] = 3.0  # what the product makes largest
+    ids = np.array([ids])
+    x = table[ids]
+    arrays = dict(enumerate((ids, x, x @ weight * np.float32(factor))))
+    calls = [
+        Call(0, "embed", "Lm", 0, 1, parent=2, refs=(Ref("input.0", 0), Ref("output.0", 1)), leaf=True),
+        Call(1, "head", "Lm", 0, 2, parent=2, refs=(Ref("input.0", 1), Ref("output.0", 2)), leaf=True),
+        Call(2, "", "Lm", 0, 0, refs=(Ref("input.ids", 0), Ref("output.0", 2))),
+    ]
+    return MemoryRun(calls, [record(i, a) for i, a in arrays.items()], arrays, steps=[Step("Lm", 0, 0, True)])
+
+
+def test_what_figures_say_is_suspected_only_where_the_root_was_given_something_else():
+    other = api.compare(layered([1, 2, 3, 4, 5]), layered([1, 2, 9, 4, 5]))
+    assert other.inputs_differ
+    assert other.status == "undecided"
+    assert all(f.confidence == "suspect" and f.sentence.endswith("; the root inputs differ") for f in other.findings)
+    assert any(v.confidence == "suspect" for v in other.verdicts)
+    wrong = api.compare(layered([1, 2, 3, 4, 5]), layered([1, 2, 3, 4, 5], factor=1.5))
+    assert (wrong.status, [f.name for f in wrong.findings]) == ("different", ["head"])

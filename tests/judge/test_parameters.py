@@ -70,3 +70,14 @@ def test_nan_payloads_and_signed_zeros_are_bits():
     b = np.array([-0.0, np.nan], np.float32)
     assert judge.parameters(a, a.copy()).equal
     assert "different bits" in judge.parameters(a, b).sentence
+
+
+def test_two_roundings_of_one_number_are_equal_where_neither_dtype_holds_the_other():
+    w = (RNG.standard_normal(4096) * np.logspace(-7, 3, 4096)).astype(np.float32)
+    half, brain = w.astype(np.float16), w.astype(ml_dtypes.bfloat16)
+    assert (half.astype(ml_dtypes.bfloat16) != brain).any()  # rounded twice
+    assert judge.parameters(half, brain).equal
+    assert judge.parameters(brain, half).equal
+    other = brain.copy()
+    other.view(np.uint16)[2000] += 1
+    assert not judge.parameters(half, other).equal

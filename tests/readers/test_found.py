@@ -6,6 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import whence.readers as readers
@@ -111,3 +112,17 @@ def test_a_pipe_is_no_dump(tmp_path):
     with pytest.raises(UnreadableRun, match="neither a file nor a folder"):
         open_run(str(tmp_path / "pipe"))
     assert Place(tmp_path).files == ()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_pipes_and_links_to_themselves_in_a_folder_are_passed_over(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones(3, np.float32))
+    for name in ("b.npy", "dump.json", "c.pt"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "d.npy").symlink_to("d.npy")
+    (tmp_path / "again").symlink_to(tmp_path)
+    place = Place(tmp_path)
+    assert place.names == ("a.npy", "again")
+    assert place.files == ("a.npy",)
+    run = open_run(tmp_path)
+    assert [run.array(r.id).tolist() for r in run.records] == [[1.0, 1.0, 1.0]]

@@ -174,3 +174,45 @@ def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
     (tmp_path / "text").mkdir()
     for what, path in hostile.variants(DATA / "ref_text" / "Net_debug_tree_FULL_TENSORS.json", tmp_path / "text"):
         hostile.survives(what, path, "hf_debugger")
+
+
+def summary(folder, *, norm=None):
+    """A SUMMARY file of a model with an embedding and a block, whose own outputs the tool leaves out. norm: what the block's norm makes."""
+    draw = np.random.default_rng(3)
+    x, y = draw.normal(size=(2, 6)), draw.normal(size=(2, 6))
+
+    def told(a):
+        if a.dtype.kind == "i":
+            return {"shape": "torch.Size([2])", "dtype": "torch.int64"}
+        figures = {"min": a.min(), "max": a.max(), "mean": a.mean(), "std": a.std(ddof=1)}
+        return {"shape": "torch.Size([2, 6])", "dtype": "torch.float32", **{k: f"tensor({v:.4f})" for k, v in figures.items()}}
+
+    def call(path, given, made, kids=()):
+        return {
+            "module_path": path,
+            "inputs": {"args": [told(given)], "kwargs": {}},
+            "outputs": made and [told(m) for m in made],
+            "children": list(kids),
+        }
+
+    ids = np.arange(2)
+    y = y if norm is None else norm(y)
+    z = 2.0 * (x + y)
+    block = call("Net.body.block", x, None, [call("Net.body.block.norm", x, [y])])
+    body = call("Net.body", x, None, [block, call("Net.body.head", x + y, [z])])
+    tree = call("Net", ids, [z], [call("Net.embed", ids, [x]), body])
+    folder.mkdir()
+    (folder / "Net_debug_tree_SUMMARY.json").write_text(json.dumps(tree))
+    return folder
+
+
+def test_token_ids_without_figures_are_not_known_to_differ(tmp_path):
+    same = whence.compare(summary(tmp_path / "a"), summary(tmp_path / "b"))
+    assert not same.inputs_differ
+    assert same.status == "same"
+    assert any("not known whether both runs were given the same" in note for note in same.notes)
+
+
+def test_what_a_block_without_outputs_spoilt_comes_in_from_it(tmp_path):
+    found = whence.compare(summary(tmp_path / "a"), summary(tmp_path / "b", norm=lambda y: 1.5 * y))
+    assert [f.name for f in found.findings] == ["body.block.norm"]

@@ -181,6 +181,22 @@ def test_where_the_order_is_not_known_nothing_is_called_inherited(tmp_path):
     assert whence.compare(str(tmp_path / "ref"), str(tmp_path / "ref")).status == "same"
 
 
+def test_every_rank_is_held_against_itself_and_its_root_hands_on_what_its_labels_made(tmp_path):
+    for run, factors in (("ref", (1.0, 1.0)), ("tgt", (3.0, 1.5))):
+        for rank, factor in enumerate(factors):
+            folder = tmp_path / run / f"rank_{rank}"
+            folder.mkdir(parents=True)
+            x = np.random.default_rng(rank).normal(size=(4, 8))
+            y = np.tanh(x) * factor
+            for i, (name, a) in enumerate((("x", x), ("act", y), ("out", y * 2))):
+                file = folder / f"{f'{i:02}_' if run == 'ref' else ''}{name}.npy"
+                np.save(file, a)
+                os.utime(file, ns=(0, 0))
+    found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert [f.name for f in found.findings] == ["act"]
+    assert sum(v.verdict == "introduced" for v in found.verdicts) == 2  # on either rank, whatever is wrong on the other
+
+
 def test_files_that_are_not_read_are_told(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(3))
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")

@@ -353,6 +353,41 @@ def test_a_summary_against_a_print_that_shows_more(tmp_path, other, turned):
     assert (row.reference_shape, row.target_shape, row.measured.identical, row.verdict) == ((2, 2), (2, 2), True, "undetermined")
 
 
+def test_why_a_log_of_summaries_is_undecided_is_said(tmp_path):
+    text = f"relu relu_0.tmp_0 {printed(np.linspace(-3, 3, 2000).reshape(50, 40))}\n"
+    found = compared(tmp_path, text, text)
+    assert (found.status, found.headline) == (
+        "undecided", "no fault in what was printed, but 1 tensor was printed in part: print all elements to know"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["legacy", "pir"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [0, 8, 16])
+def test_elements_that_onednn_has_in_another_order_are_the_same(tmp_path, block, turned, executor):
+    draw = np.random.default_rng(1)
+    x, w = draw.normal(size=(2, 32, 5, 7)), draw.normal(size=(2, 3))
+
+    def memory(a):
+        if block == 0:
+            return a.transpose(0, 2, 3, 1).reshape(a.shape)
+        return a.reshape(2, 32 // block, block, 5, 7).transpose(0, 1, 3, 4, 2).reshape(a.shape)
+
+    def log(lay, kind, fault=0.0):
+        made = [("conv2d", x), ("relu", np.maximum(x, 0) + fault * (x > 2))]
+        names = [f"{op}_{i}.tmp_0" if executor == "legacy" else f"0x55f_inner_var_{i}" for i, (op, _) in enumerate(made)]
+        kind = "" if executor == "legacy" else kind
+        lines = [f"{kind}{op}{':1' if kind else ''} {name} {printed(lay(a), threshold=10**6)}" for (op, a), name in zip(made, names)]
+        return "\n".join([*lines, f"{kind}mean{':1' if kind else ''} mean_0.tmp_0 {printed(w + fault)}", ""])
+
+    sides = [log(lambda a: a, "pd_op."), log(memory, "onednn_op.")]
+    found = compared(tmp_path, *(sides[::-1] if turned else sides))
+    assert (found.status, found.counts) == ("same", {"identical": 3})
+    wrong = compared(tmp_path, sides[0], log(memory, "onednn_op.", fault=0.05))
+    assert [f.op_type for f in wrong.findings] == ["relu"]
+    assert wrong.findings[0].verdict == "introduced"
+
+
 def test_pir_names_of_two_processes_meet(tmp_path):
     text = (DATA / "pir_run_a.log").read_text()
     other = text.replace("0x55f544995d201795193189025014752_inner", "0x7f00000000019999999999999999999_inner")

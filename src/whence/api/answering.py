@@ -98,6 +98,11 @@ class Answer:
         made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
         return call.kind == "operator" and bool(made) and given.issuperset(made)
 
+    def partly(self) -> int:
+        """How many pairs of outputs were printed in part only."""
+        slots = {(s.reference_record, s.target_record): s for table in self.faces.slots for s in table.values()}
+        return sum(s.reference_slot.startswith(("output", "mutated")) and bool(self.faces.partly(s)) for s in slots.values())
+
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
         covered = self.judging.tapped.covered  # made on the way to what was compared

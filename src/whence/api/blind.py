@@ -11,6 +11,7 @@ from whence import judge
 from whence.api.faces import Faces
 from whence.readers import UNTOLD
 from whence.records import Run
+from whence.results import SlotPair
 
 _NOTHING = judge.Error(0.0, exact=True)
 
@@ -57,6 +58,30 @@ class Blind:
                     worst[whole] = _worse(worst[whole], error)
                     upto[slot.reference_record] = _worse(came, error)
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
+        self._faces = faces
+        self._looked: dict[int, int] = {}
+
+    def within(self, call: int, stretch: int) -> list[judge.Error]:
+        """Errors of what was made inside the children right before a stretch of which a dump holds no outputs.
+
+        Stretches are asked for in order; children before one that was asked for are told once.
+        """
+        kids = self._faces.kids.get(call, [])
+        todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
+        self._looked[call] = stretch
+        found: list[judge.Error] = []
+        while todo:
+            kid = todo.pop()
+            found += [self._faces.error(slot) for slot in self._made(kid)]
+            todo += self._faces.kids.get(kid, [])
+        return found
+
+    def _shown(self, call: int) -> bool:
+        return not self._faces.kids.get(call) or call not in self._faces.pair_of or bool(self._made(call))
+
+    def _made(self, call: int) -> list[SlotPair]:
+        slots = self._faces.slots[self._faces.pair_of[call]].values() if call in self._faces.pair_of else ()
+        return [slot for slot in slots if slot.reference_slot.startswith(("output", "mutated"))]
 
 
 def _worse(one: judge.Error, other: judge.Error) -> judge.Error:

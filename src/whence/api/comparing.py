@@ -112,7 +112,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = complete(formed(verdicts, faces), faces)
+        verdicts = first.doubted(complete(formed(verdicts, faces), faces))
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
@@ -124,7 +124,8 @@ def compare_runs(
         coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     every, plan = tuple(verdicts.values()), faces.plan
     status, why = decide(
-        found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage
+        found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage,
+        partly=answer.partly(),
     )  # fmt: skip
     result = Comparison(
         status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),

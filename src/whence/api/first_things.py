@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +14,7 @@ from whence.api.otherwise import Otherwise
 from whence.dtypes import Array
 from whence.readers import GATHERED
 from whence.records import Call
-from whence.results import CallPair, Parted, SlotPair
+from whence.results import CallPair, Parted, SlotPair, Verdict
 
 
 class FirstThings:
@@ -43,8 +44,10 @@ class FirstThings:
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
                     continue
-                if error.value is None and GATHERED in call.notes and a.shape == b.shape:
-                    continue  # an input of the first call that cannot be read; the count of what is incomparable says so
+                if error.value is None and a.shape == b.shape and (GATHERED in call.notes or self._unknown(slot)):
+                    if GATHERED not in call.notes:  # else an input of the first call; the count of what is incomparable says so
+                        self.notes.append(f"{self._input_sentence(call, slot)}: not known whether both runs were given the same")
+                    continue
                 if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(call, slot):
                     continue
                 sentence = self._input_sentence(call, slot)
@@ -60,6 +63,32 @@ class FirstThings:
                     elif not told_apart:
                         self.differ.add(call.root)
         return sentences + [said for parted in self.faces.plan.parted if (said := self._parted(parted))]
+
+    def doubted(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with what two dumps say of statistics and parts of prints a mere suspicion where the root was given something else.
+
+        Such figures move as far as their tensors do, and not less as under rounding.
+        """
+        out = dict(verdicts)
+        for key, verdict in verdicts.items():
+            pair = self.faces.plan.pairs[verdict.pair]
+            if verdict.verdict != "introduced" or verdict.confidence != "likely" or verdict.evidence not in ("two dumps", "statistics"):
+                continue
+            if self.faces.calls[pair.reference].root in self.differ and self._moved_along(verdict):
+                out[key] = msgspec.structs.replace(verdict, confidence="suspect", sentence=f"{verdict.sentence}; the root inputs differ")
+        return out
+
+    def _moved_along(self, verdict: Verdict) -> bool:
+        e_in, e_out = (verdict.numbers.get(key) or 0.0 for key in ("e_in", "e_out"))
+        if verdict.evidence == "statistics" or 0 < e_out <= judge.LIMITS.growth * e_in:
+            return True
+        return any(self.faces.partly(slot) for slot in self.faces.slots[verdict.pair].values())
+
+    def _unknown(self, slot: SlotPair) -> bool:
+        """Of one dtype, without elements and without digests that part?"""
+        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        measured = self.faces.measured[slot.reference_record, slot.target_record]
+        return measured.tier == "none" and a.dtype == b.dtype and not (a.hash and b.hash and a.hash != b.hash)
 
     def _parted(self, parted: Parted) -> str:
         """A sequence that goes another way, in a sentence; "" where the scores before were a near tie, which is noted."""

@@ -66,6 +66,8 @@ class Judging:
         verdicts = self.tapped.verdicts()
         for label, index in self.tapped.labels.items():
             verdicts[label, -1] = self._unless_partial(verdicts[label, -1], self.faces.slots[index].values())
+            for slot in self.faces.slots[index].values():
+                self.first.setdefault(slot.reference_record, slot.target_record)
         self.inside |= self.tapped.inside()
         self.not_replayed |= self.tapped.not_replayed
         paired = [
@@ -344,6 +346,7 @@ class Judging:
             for r in region.inputs
             if r in self.first and r not in fresh and (r, self.first[r]) in self.faces.measured
         ]
+        errors_in += self.blind.within(region.call, region.stretch)
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         inner: dict[str, str] = {}
         if region.stretch == 0:

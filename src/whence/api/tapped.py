@@ -230,10 +230,10 @@ class Tapped:
     def _of_labels(self) -> dict[Tile, Verdict]:
         """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
         out: dict[Tile, Verdict] = {}
-        before: dict[int, list[judge.Error]] = defaultdict(list)
+        before: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
         note = "labels have no programs" if self.faces.stated else "the reference is made of named arrays, which have no programs"
         for call, index in sorted(self.labels.items(), key=lambda item: self.faces.calls[item[0]].order):
-            step = self.faces.calls[call].step
+            step = self.faces.calls[call].rank, self.faces.calls[call].root, self.faces.calls[call].step
             slots = self.faces.plan.pairs[index].slots
             # Statistics and lone elements of tensors that need not be computed from each other say nothing.
             errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]

@@ -19,8 +19,8 @@ from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks", "between",
-    "coarser", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region", "judge_stated",
-    "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted", "partly", "pool", "repeated", "rounded",
-    "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks",
+    "between", "coarser", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region",
+    "judge_stated", "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted", "partly", "pool",
+    "repeated", "rounded", "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ from whence.results import Coverage, Finding, Verdict
 
 def decide(
     findings: Sequence[Finding], verdicts: Sequence[Verdict], coverage: Coverage, *,
-    inputs_differ: bool, strict: bool = False, min_coverage: float = 0.9,
+    inputs_differ: bool, strict: bool = False, min_coverage: float = 0.9, partly: int = 0,
 ) -> tuple[str, str]:  # fmt: skip
     """(status, why) of a comparison.
 
     different: a finding that is likely or certain (with `strict`, also precision and suspects). undecided: no pairs, root
     outputs unmeasured, coverage below `min_coverage`, differing root inputs, or nothing better than suspects. Else same.
+    partly: of how many tensors text shows a part; where that is why, it is said.
     """
     if any(f.confidence in ("certain", "likely") for f in findings):
         return "different", ""
@@ -24,6 +25,9 @@ def decide(
         return "undecided", "no call of one run faces a call of the other"
     if inputs_differ:
         return "undecided", "the root inputs differ, so differing outputs prove nothing"
+    if partly and not findings and (not coverage.root_outputs_measured or coverage.share < min_coverage):
+        were = "tensor was" if partly == 1 else "tensors were"
+        return "undecided", f"no fault in what was printed, but {partly} {were} printed in part: print all elements to know"
     if not coverage.root_outputs_measured:
         return "undecided", "not every output of the root could be measured"
     if coverage.share < min_coverage:

@@ -19,12 +19,13 @@ from whence.readers.building import UNTOLD, Building
 from whence.readers.parts import paddle_print
 from whence.readers.parts.paddle_names import plain_name, plain_type
 from whence.readers.place import Place
-from whence.records import Run, Statistics
+from whence.records import MEMORY_ORDER, Run, Statistics
 
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45
 _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
 _BLOCK_VALUES = 10  # that a kernel logs of a tensor, however large it is
+_PLAIN_AXES = 3  # of a tensor that oneDNN leaves in order
 _WORDS = 4  # of a line before a tensor's that are its name
 _LONGEST_NAME = 300
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has
@@ -237,7 +238,9 @@ def _printed(scan: _Scan, printed: paddle_print.Printed) -> _Point:
     else:
         op, name = "", scan.before
     told = name[:_LONGEST_NAME].decode("utf-8", "replace").strip(" :=,#") or "tensor"
-    return _Point(plain_name(told), plain_type(op), "operator", printed, marked=scan.step)
+    # PIR names kernels of oneDNN as such, the executor before it does not.
+    notes = (MEMORY_ORDER,) if len(printed.shape) > _PLAIN_AXES and not op.startswith("pd_op.") else ()
+    return _Point(plain_name(told), plain_type(op), "operator", printed, marked=scan.step, notes=notes)
 
 
 def _between(scan: _Scan, text: bytes, *, last: bool) -> None:

@@ -42,11 +42,12 @@ class Place:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names directly inside a folder, sorted; () for a file. Raises UnreadableRun when the folder cannot be listed."""
+        """Names of files and folders directly inside a folder, sorted; () for a file. Raises UnreadableRun when it cannot be listed."""
         if not self.is_folder:
             return ()
         try:
-            return tuple(sorted(path.name for path in self.path.iterdir()))
+            with os.scandir(self.path) as entries:
+                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or _is_there(entry)))
         except OSError as error:
             raise UnreadableRun(f"cannot list {self.path}: {error.strerror or error}") from error
 
@@ -68,7 +69,7 @@ class Place:
                     name = f"{below}/{entry.name}" if below else entry.name
                     if entry.is_dir(follow_symlinks=False):
                         yield from self._walk(name, depth + 1)
-                    elif entry.is_file():
+                    elif _is_there(entry) and entry.is_file():
                         seen += 1
                         if seen > limits.FILES:
                             raise UnreadableRun(f"{self.path} holds more than {limits.FILES} files; give the folder of one dump")
@@ -90,3 +91,11 @@ class Place:
     def within(self, name: str) -> Place:
         """The place called `name` in this folder, for a reader that opens others. Raises UnreadableRun as `inside` and `Place` do."""
         return Place(self.inside(name))
+
+
+def _is_there(entry: os.DirEntry[str]) -> bool:
+    """Is this a file or folder, or a link to one? Opening a pipe would wait for ever; a link to itself is nothing."""
+    try:
+        return entry.is_file() or entry.is_dir()
+    except OSError:
+        return False

@@ -12,10 +12,12 @@ from whence import dtypes
 from whence.align import expressions as ex
 from whence.align.layout import channels
 from whence.align.layout.axes import X, applied, candidates, turned
+from whence.align.layout.devices import in_memory
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
 from whence.align.layout.laying import Face, Family, Laying
 from whence.align.layout.usage import used_so
 from whence.align.matching import spread
+from whence.records import MEMORY_ORDER
 
 
 def activations(at: Laying) -> None:
@@ -30,6 +32,8 @@ def activations(at: Laying) -> None:
             faces = _as_channels(at, faces, family)
             if not faces:
                 continue
+        if same and _as_in_memory(at, faces, family):
+            continue
         if same and (not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(at, faces[0])):
             continue
         possible = candidates(b.shape, a.shape)
@@ -47,6 +51,22 @@ def activations(at: Laying) -> None:
             continue
         for face in faces:
             at.decided[face] = node, why
+
+
+def _as_in_memory(at: Laying, faces: Sequence[Face], family: Family) -> bool:
+    """Decide for tensors that on one side stand as a kernel library lays them out, where their elements say how."""
+    ours, theirs = (MEMORY_ORDER in call.notes for call in at.calls(at.pairs[family[faces[0]][0]]))
+    if not (ours or theirs):
+        return False
+    found = {}
+    for face in faces:
+        shape, arrays = at.records(face)[1].shape, at.arrays(face)
+        possible = [X, *(node for undo, may in ((True, theirs), (False, ours)) if may for node in in_memory(shape, undo=undo))]
+        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible]) if arrays is not None else None
+        if best:
+            found[face] = possible[best], "as its kernel library lays it out in memory, confirmed on data"
+    at.decided.update(found)
+    return len(found) == len(faces)
 
 
 def _as_channels(at: Laying, faces: Sequence[Face], family: Family) -> list[Face]:
