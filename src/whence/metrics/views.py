@@ -102,7 +102,8 @@ def msprobe(reference: Array, target: Array) -> tuple[Figures, str]:
 
 
 def polygraphy(reference: Array, target: Array) -> tuple[Figures, str]:
-    """Polygraphy's simple comparison: relative differences are over |reference| (the second runner), 2.2e-16 where that is 0.
+    """Polygraphy's simple comparison: relative differences are over |reference| (the second runner), 2.2e-16 where that is a
+    floating 0; over an integer 0 they are NaN or infinite.
 
     failing: elements beyond both tolerances, of 1e-5 each; what is not finite on both sides is a failing element too.
     """
@@ -111,9 +112,10 @@ def polygraphy(reference: Array, target: Array) -> tuple[Figures, str]:
     if not reference.size:
         return {}, "empty"
     second, first = _wide(reference), _wide(target)
-    with np.errstate(invalid="ignore", over="ignore"):
+    least = 0.0 if reference.dtype.kind in "iub" else 2.220446049250313e-16
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         apart = np.abs(first - second)
-        relative = apart / np.where(second == 0, 2.220446049250313e-16, np.abs(second))
+        relative = apart / np.where(second == 0, least, np.abs(second))
         found: Figures = {}
         for name, values in (("absdiff", apart), ("reldiff", relative)):
             found |= {
