@@ -1,0 +1,89 @@
+"""A run's operators or leaf modules as tests that run where whence is not, and what two such runs of them differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence.errors import UsageError
+from whence.records import Run
+
+if TYPE_CHECKING:
+    from whence.judge.tested import Diff
+    from whence.replay.torch_tests import Written
+
+LEVELS = ("op", "module")
+
+
+def generate_tests(
+    run: str | Path | Run,
+    output: str | Path,
+    *,
+    level: str = "op",
+    factory: str = "load",
+    cpu_init: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    keep_trivial: bool = False,
+    samples: int = 3,
+    force: bool = False,
+) -> Written:
+    """Write the operators of a run as pytest files with their data; docs/operators.md says what they are.
+
+    run: a folder or an open Run. output: a new folder. level: "op" (operators of a run captured at level op) or "module" (leaf
+    modules that have a program). factory: "load" (recorded elements), "random" (within the recorded range) or "special" (zeros,
+    denormals, infinities, NaN, ties); cpu_init: draw them on the CPU. include, exclude: patterns on operators, or module scopes.
+    keep_trivial: random, creation and view operators too. samples: calls of one signature at most. force: replace such a folder.
+    Raises UsageError when nothing is left to write, OutputExists, UnreadableRun, MissingDependency without torch.
+    """
+    from whence.api.runs import open_run
+    from whence.errors import MissingDependency
+
+    try:
+        from whence.replay import torch_tests
+    except ImportError as error:
+        raise MissingDependency(
+            f'tests are written with torch, which cannot be imported ({error}):  pip install "whence[torch]"'
+        ) from error
+    if level not in LEVELS:
+        raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
+    torch_tests.checked(factory, samples)
+    opened = open_run(str(run)) if isinstance(run, (str, Path)) else run
+    folder = torch_tests.Folder(opened, samples)
+    if level == "op":
+        from whence.api.operators import chosen_operators, signatures
+
+        groups = signatures(opened)
+        if not groups:
+            raise UsageError(f"{opened.path} holds no operators: capture with --level op, or write tests of modules with --level module")
+        torch_tests.write_operators(opened, chosen_operators(groups, include, exclude, "name"), folder, keep_trivial=keep_trivial)
+    else:
+        from whence.capture.selection import matcher
+
+        wanted, unwanted = [matcher(p) for p in include], [matcher(p) for p in exclude]
+        calls = [c for c in torch_tests.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)]
+        torch_tests.write_modules(opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)])
+    if not folder.tests:
+        reasons = "; ".join(f"{len(names)} {reason}" for reason, names in folder.left_out.items()) or "nothing matches"
+        raise UsageError(f"no test can be written of {opened.path}: {reasons}")
+    return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
+
+
+def diff_results(reference: str | Path, target: str | Path, output: str | Path | None = None, *, force: bool = False) -> Diff:
+    """Join two tables that generated tests wrote (`--detail_compare_path`), row by row, and judge each (docs/operators.md).
+
+    reference, target: csv files, also those of the public tool, which have fewer columns. output: a csv to write.
+    Raises UnreadableRun for what is no such table, OutputExists.
+    """
+    from whence.errors import OutputExists
+    from whence.judge import tested
+    from whence.report import tested_csv
+
+    if output is not None and Path(output).exists() and not force:
+        raise OutputExists(f"{output} exists; --force replaces it")
+    found = tested.diff(tested.read(Path(reference)), tested.read(Path(target)))
+    if output is not None:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(tested_csv(found), encoding="utf-8", newline="")
+    return found
