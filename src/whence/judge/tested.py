@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from whence.errors import UnreadableRun
@@ -26,7 +26,8 @@ _TOLERANCE = {"float16": (1e-5, 1e-3), "bfloat16": (1e-5, 1.6e-2), "float32": (1
 @dataclass(frozen=True, slots=True)
 class Tested:
     """One row of a table. worst: largest absolute error against the CPU, NaN when the row has none. beyond: elements whose error is over
-    1e-1 .. 1e-8, None where the table does not say. local: error over the noise floor, None likewise."""
+    1e-1 .. 1e-8, None where the table does not say. local: error over the noise floor, None likewise. calls: operators that a test of
+    a backward or of a module ran."""
 
     name: str
     op: str
@@ -42,6 +43,7 @@ class Tested:
     reason: str = ""
     device: str = ""
     numel: int = 0
+    calls: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -61,13 +63,17 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One test on both devices. passed: None when there was nothing to compare. why: of what does not pass, in words."""
+    """One test on both devices. passed: None when there was nothing to compare. why: of what does not pass, in words.
+
+    through: operators that the test ran and that fail in tests of their own; the test's own operator is then not blamed.
+    """
 
     name: str
     reference: Tested | None
     target: Tested | None
     passed: bool | None
     why: str = ""
+    through: tuple[str, ...] = ()
 
     @property
     def either(self) -> Tested:
@@ -101,7 +107,7 @@ class Diff:
     @property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators at fault, worst first."""
-        return tuple(dict.fromkeys(r.either.op for r in self.failed))
+        return tuple(dict.fromkeys(r.either.op for r in self.failed if not r.through))
 
     @property
     def status(self) -> str:
@@ -159,7 +165,7 @@ def _row(cells: dict[str, str], path: Path, line: int) -> Tested:
         cells.get("max-val", ""), worst, tuple(_count(cells.get(t, "")) for t in THRESHOLDS), mismatches,
         local=_float(cells["local_error"]) if cells.get("local_error") else None, status=_STATUSES.get(status, status),
         reason=_unquoted(cells.get("reason", "")), device=_unquoted(cells.get("device", "")),
-        numel=_elements(cells.get("shape", "")) if numel is None else numel,
+        numel=_elements(cells.get("shape", "")) if numel is None else numel, calls=tuple(cells.get("calls", "").split()),
     )  # fmt: skip
 
 
@@ -190,8 +196,16 @@ def diff(reference: Table, target: Table) -> Diff:
     names = [*reference.rows, *(n for n in target.rows if n not in reference.rows)]
     rows = tuple(_joined(name, reference.rows.get(name), target.rows.get(name)) for name in names)
     notes = [f"{t.path}: {t.repeated} names more than once, the last row of each counts" for t in (reference, target) if t.repeated]
+    alone = {r.either.op for r in rows if r.passed is False and not r.either.calls}
+    rows = tuple(_through(r, alone) for r in rows)
     devices = tuple(", ".join(dict.fromkeys(r.device for r in t.rows.values() if r.device)) for t in (reference, target))
     return Diff(reference.path, target.path, (devices[0], devices[1]), rows, tuple(notes))
+
+
+def _through(row: Joined, alone: set[str]) -> Joined:
+    """alone: operators of which a test fails that runs nothing else."""
+    found = tuple(c for c in row.either.calls if c in alone) if row.passed is False else ()
+    return replace(row, through=found, why=f"runs {', '.join(found)}; {row.why}") if found else row
 
 
 def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joined:

@@ -43,7 +43,8 @@ def tested_text(diff: Any) -> str:
         lines.append(f"DIFFERENT          {count(len(diff.operators), 'operator')}, worst first")
         by_operator: dict[str, list[Any]] = {}
         for row in failed:
-            by_operator.setdefault(row.either.op, []).append(row)
+            if not row.through:
+                by_operator.setdefault(row.either.op, []).append(row)
         tests: dict[str, int] = {}
         for row in diff.rows:
             tests[row.either.op] = tests.get(row.either.op, 0) + 1
@@ -60,6 +61,10 @@ def tested_text(diff: Any) -> str:
         lines += columns([("  operator", "fails", "local error", "worst", "why"), *table])
         if len(by_operator) > SHOWN:
             lines.append(f"  and {count(len(by_operator) - SHOWN, 'operator')} more")
+    behind = [r for r in failed if r.through]
+    if behind:
+        names = dict.fromkeys(clean(r.either.op) for r in behind)
+        lines.append(f"  {count(len(behind), 'test')} fail that run these: {', '.join(list(names)[:6])}{' ...' if len(names) > 6 else ''}")
     lines.append(f"  reference        {sides[0]}")
     lines.append(f"  target           {sides[1]}")
     missing = sum(r.target is None or r.reference is None for r in diff.rows)
