@@ -8,8 +8,9 @@ An operator of a backward pass belongs to the forward operator that made its aut
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -95,7 +96,8 @@ class OperatorListener(Listener):
         self._passed: set[str] = set()
         self._lasting = lasting
         self._nowhere = Root("region", self)
-        self._opened: tuple[_Local, _Mode] | None = None
+        self._opened: _Mode | None = None
+        self._engine: tuple[Any, Any] | None = None
         self._autocast_methods: tuple[Any, Any] | None = None
         self._pre_hook: Any = None
         super().__init__(session, model, **how)
@@ -112,9 +114,9 @@ class OperatorListener(Listener):
         self._load_kernels()
         self._pre_hook = register_optimizer_step_pre_hook(lambda *_: self._optimizer_steps())
         self._follow_autocast()
+        self._be_above_in_backward()
         if not self._lasting:
-            mode = self._enter_mode()
-            self._opened = (self._local, mode)
+            self._opened = self._enter_mode()
 
     def remove(self) -> None:
         """Stop listening. A mode of ours that lies below one of the program's stays there and does nothing."""
@@ -123,8 +125,10 @@ class OperatorListener(Listener):
             if self._pre_hook is not None:
                 self._pre_hook.remove()
             self._leave_autocast()
+            if self._engine is not None and torch.autograd._engine_run_backward is self._engine[1]:
+                torch.autograd._engine_run_backward = self._engine[0]
             if self._opened is not None:
-                self._take_off(self._opened[1])
+                self._take_off(self._opened)
             if not self.session.failed:
                 with self._lock:
                     for region in list(self._regions.values()):
@@ -150,6 +154,34 @@ class OperatorListener(Listener):
     def _on_top(self) -> bool:
         depth = torch._C._len_torch_dispatch_stack()
         return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "_operator", None) == self._operator
+
+    @contextlib.contextmanager
+    def _above(self) -> Iterator[None]:
+        """A mode of ours on top of those of the program, as long as this lasts."""
+        local = self._local
+        if not self.active or local.busy or local.running or local.suspended is not None or self._on_top():
+            yield
+            return
+        mode = self._enter_mode()
+        try:
+            yield
+        finally:
+            if local.suspended is mode:
+                local.suspended = None
+            else:
+                self._take_off(mode)
+
+    def _be_above_in_backward(self) -> None:
+        run = torch.autograd._engine_run_backward
+
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not torch._C._len_torch_dispatch_stack():  # a thread that is not listened to
+                return run(*args, **kwargs)
+            with self._above():
+                return run(*args, **kwargs)
+
+        self._engine = run, _engine_run_backward
+        torch.autograd._engine_run_backward = _engine_run_backward
 
     # ---- autocast: inside a mode's handler it is switched off, so it is followed from outside
 
@@ -211,17 +243,10 @@ class OperatorListener(Listener):
         if local.suspended is not None and not inside() and not self._trap.running():
             self._left_compiled()
         local.autocast = _autocast_here()
-        if local.running or self._on_top():
+        if self._lasting and not torch._C._len_torch_dispatch_stack():
+            self._enter_mode()  # and it stays, for what the thread does between two calls
+        with self._above():
             return super()._observe(previous, module, args, kwargs)
-        mode = self._enter_mode()
-        stays = self._lasting and torch._C._len_torch_dispatch_stack() == 1
-        try:
-            return super()._observe(previous, module, args, kwargs)
-        finally:
-            if local.suspended is mode:
-                local.suspended = None
-            elif not stays:
-                self._take_off(mode)
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
         if not self._local.stack and torch._C._current_graph_task_id() == -1:
