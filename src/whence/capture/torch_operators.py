@@ -80,6 +80,13 @@ class _Local(_Thread):
         self.autocast: tuple[str, ...] = ()
         self.suspended: _Mode | None = None
 
+    def forgets(self, mode: _Mode) -> bool:
+        """Was this mode taken off before compiled code? Then it does not come back."""
+        if self.suspended is not mode:
+            return False
+        self.suspended = None
+        return True
+
 
 class OperatorListener(Listener):
     """A `Listener` that records every operator below the modules, and outside them below a call of kind "region".
@@ -166,9 +173,7 @@ class OperatorListener(Listener):
         try:
             yield
         finally:
-            if local.suspended is mode:
-                local.suspended = None
-            else:
+            if not local.forgets(mode):
                 self._take_off(mode)
 
     def _be_above_in_backward(self) -> None:
