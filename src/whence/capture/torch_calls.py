@@ -148,7 +148,14 @@ class Made:
         return encoded
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
-        inner = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
+        inner: Any
+        if tensor.is_nested and tensor.layout is torch.strided:
+            inner = [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
+        elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            self.unseen = self.unseen or "takes a parameter that is not there yet"
+            return {"object": type(tensor).__name__}
+        else:
+            inner = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
         if inner is None or len(inner) == 1:
             self.inputs.append((slot, tensor))
         else:

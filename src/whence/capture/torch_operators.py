@@ -38,7 +38,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, listener: OperatorListener) -> None:
         super().__init__()
-        self._operator = listener._operator
+        self.listener, self._operator = listener, listener._operator
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -150,17 +150,21 @@ class OperatorListener(Listener):
         return mode
 
     @staticmethod
-    def _take_off(mode: _Mode) -> bool:
+    def _take_off(mode: Any) -> None:
         """Take the mode away where it is on top."""
         depth = torch._C._len_torch_dispatch_stack()
         if depth == 0 or torch._C._get_dispatch_stack_at(depth - 1) is not mode:
-            return False
-        mode.__exit__(None, None, None)
-        return True
+            return
+        while True:
+            mode.__exit__(None, None, None)
+            depth = torch._C._len_torch_dispatch_stack()
+            mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+            if not isinstance(mode, _Mode) or mode.listener.active:  # of a capture that ended before the one above it
+                return
 
     def _on_top(self) -> bool:
         depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "_operator", None) == self._operator
+        return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "listener", None) is self
 
     @contextlib.contextmanager
     def _above(self) -> Iterator[None]:
@@ -221,7 +225,7 @@ class OperatorListener(Listener):
         local = self._local
         depth = torch._C._len_torch_dispatch_stack()
         mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
-        if not isinstance(mode, _Mode) or mode._operator != self._operator:
+        if not isinstance(mode, _Mode) or mode.listener is not self:
             return
         mode.__exit__(None, None, None)
         local.suspended = mode

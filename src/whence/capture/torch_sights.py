@@ -117,6 +117,8 @@ class Sights:
             not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         ) and not tensors.readable(tensor):
             return self.unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
+        if tensor.is_nested:
+            return self.unreadable(tensor, "several tensors of different lengths")
         dtype = tensors.NAMES.get(tensor.dtype)
         if dtype is None:
             return self.unreadable(tensor, f"dtype {tensor.dtype} has no host form")
