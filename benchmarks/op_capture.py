@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from _rounds import interleave, machine
-from capture import Model
 
 import whence
+from capture import Model
 
 
 def main() -> None:
@@ -88,7 +88,9 @@ def main() -> None:
         for name, spent in times.items() if name != "bare"
     }  # fmt: skip
     for name, spent in each.items():
-        print(f"{name:22} {spent:8.1f} us an operator   {each['DebugMode outputs'] / spent:5.2f} x, {each['DebugMode inputs too'] / spent:5.2f} x")
+        print(
+            f"{name:22} {spent:8.1f} us an operator   {each['DebugMode outputs'] / spent:5.2f} x, {each['DebugMode inputs too'] / spent:5.2f} x"
+        )
     print(f"{count} operators a step; the ratios are DebugMode with hashes of outputs, and of inputs too, over each line")
     if given.json:
         Path(given.json).write_text(json.dumps({"machine": machine(), "operators": count, "us_per_operator": each}, indent=1))

@@ -17,7 +17,7 @@ import torch
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_known import UNSETTLED, Pending, Seen, StorageRef, address_of
+from whence.capture.torch_known import UNSETTLED, Pending, Seen, StorageRef, address_of, sample
 from whence.capture.torch_objects import Watched
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref, Statistics
@@ -38,16 +38,18 @@ class Sighter(Protocol):
 class Sights:
     """Records tensors into a session.
 
+    sampled: of a CPU tensor with a version that was seen before, a sample of the bytes tells whether it is the same. Where every operator
+    is seen there is hardly another way to write it, and hashing the inputs of each would cost as much as all the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged: send CPU tensors through the ring
     too. on_error: called with what failed on the ring's thread. busy: called there before anything of the user's may run.
     """
 
     def __init__(
         self, session: Session, *, find_external: FindExternal | None, staged: bool, on_error: Callable[[Exception], None],
-        busy: Callable[[], None],
+        busy: Callable[[], None], sampled: bool = False,
     ) -> None:  # fmt: skip
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy = on_error, busy
+        self._on_error, self._busy, self._sampled = on_error, busy, sampled
         self.ring: Ring | None = None
         self._live: dict[tuple[Any, ...], Seen] = {}
 
@@ -137,6 +139,13 @@ class Sights:
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
             return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows, unsettled), look
+        probe = b""
+        if self._sampled and pointer and version is not None:
+            size = tensor.element_size()
+            span = tensor.nbytes if contiguous else size * (1 + sum((n - 1) * s for n, s in zip(shape, stride))) if tensor.numel() else 0
+            probe = sample(pointer, span)
+            if known is not None and known.probe == probe and known.agrees(version, frame.keep) and not unsettled:
+                return known.id, "identity", look
         data = None
         if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
@@ -161,7 +170,7 @@ class Sights:
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
             keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep)
+        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep, probe)
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", look
