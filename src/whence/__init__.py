@@ -12,17 +12,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whence.api import (
+        begin_dump,
+        compare,
+        compare_labels,
+        diff_results,
+        doctor,
+        end_dump,
+        generate_tests,
+        label,
+        load_comparison,
+        new_id,
+        open_run,
+        record,
+        recording,
+        task,
+    )
     from whence.api import capture as capture
-    from whence.api import compare, compare_labels, doctor, label, load_comparison, new_id, open_run, record, recording, task
-    from whence.api import diff_results as diff_results
-    from whence.api import generate_tests as generate_tests
     from whence.api import locate as locate
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
 __all__ = [
-    "capture", "compare", "compare_labels", "diff_results", "doctor", "generate_tests", "label", "load_comparison", "locate", "new_id",
-    "open_run", "record", "recording", "task", "tokens",
+    "begin_dump", "capture", "compare", "compare_labels", "diff_results", "doctor", "end_dump", "generate_tests", "label",
+    "load_comparison", "locate", "new_id", "open_run", "record", "recording", "task", "tokens",
 ]  # fmt: skip
 
 

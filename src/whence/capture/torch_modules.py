@@ -55,8 +55,8 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state", "step",
-        "tensors", "training", "wanted",
+        "operators", "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
+        "step", "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
     depth: int
@@ -71,6 +71,7 @@ class _Frame:
     number: str
     objects: list[tuple[str, Watched]]
     occurrence: int
+    operators: int
     order: int
     parent: _Frame | None
     phase: str
@@ -122,7 +123,10 @@ class Listener:
         self._known: dict[int, Known] = {}
         self._learned = 0
         self._lock = threading.RLock()
-        self._sights = Sights(session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy)
+        self._sights = Sights(
+            session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy,
+            sampled=session.options.level == "op",
+        )  # fmt: skip
         self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
         self._objects: dict[int, Watched] = {}
@@ -299,7 +303,7 @@ class Listener:
             else:
                 known = self._adopt(module, parent)
         frame = _Frame()
-        frame.known, frame.module, frame.parent, frame.kids = known, module, parent, 0
+        frame.known, frame.module, frame.parent, frame.kids, frame.operators = known, module, parent, 0, 0
         frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
         frame.training, frame.keep = module.training, False
@@ -322,7 +326,7 @@ class Listener:
             frame.note = "not selected"
             return frame
         session.over_budget(scope, frame.step, self._sights.waiting_bytes)
-        frame.keep = session.elements_on
+        frame.keep = session.elements_on and not session.sampled
         found = self._take_inputs(frame, args, kwargs)
         if parent is not None and parent.recorder is not None:
             parent.recorder.child_enters(frame.place, found)
@@ -387,8 +391,8 @@ class Listener:
         call = Call(
             id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
             micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
-            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf, training=frame.training,
-            refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
+            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf and not frame.operators,
+            training=frame.training, refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
             notes=(frame.note,) if frame.note else (), error=error,
         )  # fmt: skip
         self._sights.call(call)

@@ -17,10 +17,10 @@ import torch
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_known import Pending, Seen, StorageRef, address_of
+from whence.capture.torch_known import UNSETTLED, Pending, Seen, StorageRef, address_of, sample
 from whence.capture.torch_objects import Watched
 from whence.capture.torch_staging import Ring
-from whence.records import Call, External, Ref
+from whence.records import Call, External, Ref, Statistics
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
 
@@ -38,16 +38,18 @@ class Sighter(Protocol):
 class Sights:
     """Records tensors into a session.
 
+    sampled: of a CPU tensor with a version that was seen before, a sample of the bytes tells whether it is the same. Where every operator
+    is seen there is hardly another way to write it, and hashing the inputs of each would cost as much as all the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged: send CPU tensors through the ring
     too. on_error: called with what failed on the ring's thread. busy: called there before anything of the user's may run.
     """
 
     def __init__(
         self, session: Session, *, find_external: FindExternal | None, staged: bool, on_error: Callable[[Exception], None],
-        busy: Callable[[], None],
+        busy: Callable[[], None], sampled: bool = False,
     ) -> None:  # fmt: skip
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy = on_error, busy
+        self._on_error, self._busy, self._sampled = on_error, busy, sampled
         self.ring: Ring | None = None
         self._live: dict[tuple[Any, ...], Seen] = {}
 
@@ -90,9 +92,19 @@ class Sights:
         self.ring = None
 
     def sight(
-        self, tensor: Any, slot: str, frame: Sighter, *, parameter: bool = False, grows: tuple[Watched, str] | None = None
+        self,
+        tensor: Any,
+        slot: str,
+        frame: Sighter,
+        *,
+        parameter: bool = False,
+        grows: tuple[Watched, str] | None = None,
+        unsettled: bool = False,
     ) -> tuple[Any, str, Any]:
-        """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride)."""
+        """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride).
+
+        unsettled: an operator that is still running wrote it or made a view of it, so torch has not counted its version yet.
+        """
         kind = type(tensor)
         session = self._session
         subclass = ""
@@ -101,15 +113,17 @@ class Sights:
             subclass = "" if kind is torch.nn.Buffer else kind.__name__
             if inner is None or len(inner) != 1:
                 why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
-                return self._unreadable(tensor, why)
+                return self.unreadable(tensor, why)
             tensor = inner[0][1]
         elif (
             not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         ) and not tensors.readable(tensor):
-            return self._unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
+            return self.unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
+        if tensor.is_nested:
+            return self.unreadable(tensor, "several tensors of different lengths")
         dtype = tensors.NAMES.get(tensor.dtype)
         if dtype is None:
-            return self._unreadable(tensor, f"dtype {tensor.dtype} has no host form")
+            return self.unreadable(tensor, f"dtype {tensor.dtype} has no host form")
         shape = tuple(tensor.shape)
         version = None if tensor.is_inference() else tensor._version
         contiguous = tensor.is_contiguous()
@@ -119,12 +133,19 @@ class Sights:
         if pointer:
             key: tuple[Any, ...] = (pointer, look)
         elif tensor.numel():
-            return self._unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
+            return self.unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
         else:
             key = (tensor.untyped_storage()._cdata, look)
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
-            return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows), look
+            return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows, unsettled), look
+        probe = b""
+        if self._sampled and pointer and version is not None:
+            size = tensor.element_size()
+            span = tensor.nbytes if contiguous else size * (1 + sum((n - 1) * s for n, s in zip(shape, stride))) if tensor.numel() else 0
+            probe = sample(pointer, span)
+            if known is not None and known.probe == probe and known.agrees(version, frame.keep) and not unsettled:
+                return known.id, "identity", look
         data = None
         if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
@@ -133,7 +154,9 @@ class Sights:
             data = tensors.canonical(tensor)
             pointer, nbytes = data.__array_interface__["data"][0], data.size
             digest = host.digest(data)
-        if known is not None and known.digest == digest and known.version == version and known.alive():
+        if known is not None and known.digest == digest and known.agrees(version, frame.keep):
+            if unsettled:
+                known.version = UNSETTLED
             return known.id, "content" if version is None else "identity", look
         base = tail = external = None
         if grows is not None:
@@ -147,18 +170,42 @@ class Sights:
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
             keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = Seen(number, digest, version, StorageRef(tensor))
+        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep, probe)
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", look
 
-    def _unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
+    def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
+        """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
         dtype = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch.")
         shape = () if tensor.is_nested else tuple(tensor.shape)
         kind = type(tensor).__name__
         subclass = "" if kind in ("Tensor", "Parameter") else kind
-        number = self._session.unreadable(dtype, shape, why, device=str(tensor.device), subclass=subclass)
-        return number, "", (dtype, shape, ())
+        stride: tuple[int, ...] = ()
+        offset = 0
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            stride, offset = () if tensor.is_contiguous() else tensor.stride(), tensor.storage_offset()
+        number = self._session.unreadable(
+            dtype, shape, why, device=str(tensor.device), subclass=subclass, stride=stride, storage_offset=offset
+        )
+        return number, "", (dtype, shape, stride)
+
+    def figures(self, tensor: Any, take: Callable[[Statistics], None]) -> None:
+        """Hand the figures of a tensor to `take`, without a record; of one that cannot be read, nothing. Of a device tensor later."""
+        inner = tensors.plain(tensor)
+        dtype = tensors.NAMES.get(tensor.dtype)
+        if inner is None or len(inner) != 1 or dtype is None or not address_of(inner[0][1]):
+            return
+        tensor = inner[0][1]
+        if tensor.is_cpu and not self._staged:
+            if tensor.is_contiguous() and dtype[0] != "c" and not tensor.is_neg():
+                take(host.statistics_at(tensor.data_ptr(), tensor.nbytes, dtype)[0])
+            else:
+                take(host.statistics(tensors.canonical(tensor), dtype)[0])
+            return
+        if self.ring is None:
+            self.ring = Ring(on_error=self._on_error)
+        self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
 
     def _increment(
         self, grows: tuple[Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
@@ -179,6 +226,7 @@ class Sights:
     def _sight_staged(
         self, tensor: Any, look: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
         known: Seen | None, slot: str, frame: Sighter, subclass: str, parameter: bool, grows: tuple[Watched, str] | None,
+        unsettled: bool,
     ) -> tuple[Pending, str]:  # fmt: skip
         """A device tensor: cloned on its stream, copied by the ring; which record it is shows when its bytes have arrived.
 
@@ -188,9 +236,10 @@ class Sights:
             self.ring = Ring(on_error=self._on_error)
         session, op_type, device, keep = self._session, frame.op_type, str(tensor.device), frame.keep
         scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), look
-        earlier = known if known is not None and known.version == version and known.alive() else None
+        earlier = known if known is not None and known.agrees(version, frame.keep) else None
         pending = Pending()
-        now = self._live[key] = Seen(pending, b"", version, earlier.storage if earlier is not None else StorageRef(tensor))
+        storage = earlier.storage if earlier is not None else StorageRef(tensor)
+        now = self._live[key] = Seen(pending, b"", UNSETTLED if unsettled else version, storage, frame.keep)
 
         def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
             self._busy()  # of the ring's thread: a module that on_record calls is not the program's
