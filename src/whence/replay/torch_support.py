@@ -210,7 +210,7 @@ class Elements:
     def _drawn(self, name: str, spec: Tensor) -> Any:
         device = "cpu" if self.settings.cpu_init else self.settings.device
         generator = torch.Generator(device)
-        generator.manual_seed((self.settings.seed << 32) + zlib.crc32(f"{self.name} {name}".encode()))
+        generator.manual_seed(zlib.crc32(f"{self.settings.seed} {self.name} {name}".encode()))
         dtype, count = DTYPES[spec.dtype], math.prod(spec.shape)
         uniform = torch.rand(count, generator=generator, device=device).to("cpu", torch.float64)
         if dtype.is_complex:
@@ -716,8 +716,13 @@ def _ulp(output: Any, wide: Any) -> float:
     places = []
     for t in (a, b):
         bits = t.view(_ORDERED[size])[keep].to(torch.int64)
-        places.append(torch.where(bits < 0, -(1 << (8 * size - 1)) - bits, bits).to(torch.float64))
-    return float((places[0] - places[1]).abs().max()) if places[0].numel() else 0.0
+        places.append(torch.where(bits < 0, -(1 << (8 * size - 1)) - bits, bits))
+    one, two = places
+    if not one.numel():
+        return 0.0
+    # Of unlike signs the distance may not fit into int64.
+    far = torch.where((one < 0) == (two < 0), (one - two).to(torch.float64), one.to(torch.float64) - two.to(torch.float64))
+    return float(far.abs().max())
 
 
 # ---- what kinds of operators there are
