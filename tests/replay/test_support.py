@@ -121,7 +121,10 @@ def test_the_local_error_is_the_error_over_the_noise_floor():
     ],
 )
 def test_what_is_not_finite_must_be_so_on_both_sides(output, wide, working, nan, inf):
-    found = support.measure(*(torch.tensor(t, dtype=d) for t, d in ((output, torch.float32), (wide, torch.float64))), [torch.tensor(working, dtype=torch.float32)])
+    found = support.measure(
+        *(torch.tensor(t, dtype=d) for t, d in ((output, torch.float32), (wide, torch.float64))),
+        [torch.tensor(working, dtype=torch.float32)],
+    )
     assert (found.nan, found.inf) == (nan, inf)
     assert (found.score > 1) == bool(nan + inf)
 
