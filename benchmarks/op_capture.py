@@ -88,9 +88,8 @@ def main() -> None:
         for name, spent in times.items() if name != "bare"
     }  # fmt: skip
     for name, spent in each.items():
-        print(
-            f"{name:22} {spent:8.1f} us an operator   {each['DebugMode outputs'] / spent:5.2f} x, {each['DebugMode inputs too'] / spent:5.2f} x"
-        )
+        ratios = "  ".join(f"{each[f'DebugMode {other}'] / spent:5.2f} x" for other in ("outputs", "inputs too"))
+        print(f"{name:22} {spent:8.1f} us an operator   {ratios}")
     print(f"{count} operators a step; the ratios are DebugMode with hashes of outputs, and of inputs too, over each line")
     if given.json:
         Path(given.json).write_text(json.dumps({"machine": machine(), "operators": count, "us_per_operator": each}, indent=1))

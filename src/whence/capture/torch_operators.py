@@ -102,6 +102,7 @@ class OperatorListener(Listener):
         self._unwritten: dict[int, StorageRef] = {}
         self._passed: set[str] = set()
         self._lasting = lasting
+        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
         self._nowhere = Root("region", self)
         self._opened: _Mode | None = None
         self._engine: tuple[Any, Any] | None = None
@@ -355,7 +356,10 @@ class OperatorListener(Listener):
         local.running = True
         started = time.perf_counter()
         try:
-            with restored(func, local.autocast):
+            if local.autocast or torch.is_inference_mode_enabled():
+                with restored(func, local.autocast):
+                    out = func(*args, **kwargs)
+            else:
                 out = func(*args, **kwargs)
         except BaseException as error:
             made.seconds = time.perf_counter() - started
@@ -452,15 +456,16 @@ class OperatorListener(Listener):
         if sampling.counts:
             for slot, tensor in made.inputs:
                 self._count(made, slot, tensor)
-        if session.selector.slots("input"):
+        if self._takes_inputs:
             unwritten = self._unwritten
             for slot, tensor in made.inputs:
                 why = "overwritten without being read" if slot in made.overload.overwritten else ""
                 if unwritten and not why and _storage(tensor) in unwritten:
                     why = "memory that was not written yet"
                 made.see(slot, self._sights.unreadable(tensor, why) if why else self._sights.sight(tensor, slot, made), why)
-        for device, state in made.states():
-            made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
+        if made.overload.random:
+            for device, state in made.states():
+                made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
 
     def _end(self, made: Made, out: Any, error: str) -> None:
         local = self._local
@@ -477,7 +482,7 @@ class OperatorListener(Listener):
     def _finish_operator(self, made: Made, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
-        if made.written and session.selector.slots("output"):
+        if made.written and self._takes_outputs:
             for slot, tensor, same in results:
                 if overload.uninitialised and tensor.numel():
                     self._unwritten[_storage(tensor)] = StorageRef(tensor)
@@ -488,7 +493,7 @@ class OperatorListener(Listener):
                     if self._unwritten and slot.startswith("mutated"):
                         self._unwritten.pop(_storage(tensor), None)
                     unsettled = overload.view or bool(overload.writes)
-                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled), "")
+                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled, new=not unsettled), "")
         elif self._unwritten or overload.uninitialised:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
