@@ -267,6 +267,9 @@ class OperatorListener(Listener):
         super()._begin_root(frame, root, scope)
         if frame.phase != "recompute":
             self._local.root = root
+            before = self._states.get(root.name)
+            if before is not None and before[:2] == (frame.step, frame.micro):  # of operators ahead of the first call
+                frame.state.update({key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"})
             self._states[root.name] = frame.step, frame.micro, frame.state
 
     def _end_root(self, frame: _Frame) -> None:
@@ -489,9 +492,9 @@ class OperatorListener(Listener):
                     made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 elif same and (seen := made.seen.get(same)) is not None:
                     made.see(slot, seen, "")
+                elif self._unwritten and self._still_unwritten(made, slot, tensor):
+                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 else:
-                    if self._unwritten and slot.startswith("mutated"):
-                        self._unwritten.pop(_storage(tensor), None)
                     unsettled = overload.view or bool(overload.writes)
                     made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled, new=not unsettled), "")
         elif self._unwritten or overload.uninitialised:
@@ -519,6 +522,12 @@ class OperatorListener(Listener):
                 forward=made.forward,
             )
         )  # fmt: skip
+
+    def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
+        """Is this a view of memory that nobody wrote? What was written now is no longer among it."""
+        if slot.startswith("mutated"):
+            self._unwritten.pop(_storage(tensor), None)
+        return made.overload.view and _storage(tensor) in self._unwritten
 
     def _count(self, made: Made, slot: str, tensor: Any) -> None:
         if self.session.options.keep != "none":
