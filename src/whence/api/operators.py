@@ -47,9 +47,9 @@ class Group:
     """All calls of one operator with equal dtypes, shapes, strides and non-tensor arguments.
 
     op: overload name. key: identifies the group within its run. tensors: inputs in the order of the schema, then outputs. arguments: as
-    `Call.arguments`. calls: ids of the calls that the run holds; with_elements: those of which all inputs that are read have elements. count: of
-    calls in the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases: where, with counts.
-    source: "file:line" of the first.
+    `Call.arguments`. calls: ids of the calls that the run holds; with_elements: those of which all inputs that are read have
+    elements. count: of calls in the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases:
+    where, with counts. source: "file:line" of the first.
     """
 
     def __init__(self, op: str, key: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> None:

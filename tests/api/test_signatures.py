@@ -120,9 +120,8 @@ def test_whence_run_records_operators(tmp_path, capfd):
         "import torch\nmodel = torch.nn.Linear(4, 4)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
         "for _ in range(3):\n    model(torch.ones(2, 4)).sum().backward()\n    opt.step()\n    opt.zero_grad()\n"
     )
-    code = cli.execute(
-        ["run", "-o", str(tmp_path / "run"), "--level", "op", "--samples", "1", "--dedup", "--", sys.executable, str(script)]
-    )
+    path = str(tmp_path / "run")
+    code = cli.execute(["run", "-o", path, "--level", "op", "--samples", "1", "--dedup", "--", sys.executable, str(script)])
     assert code == 0
     groups = {g.op: g for g in api.signatures(api.open_run(path))}
     assert (groups["aten.addmm.default"].count, groups["aten.addmm.default"].source) == (3, f"{script}:5")
