@@ -128,7 +128,8 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
         occurrence=call.occurrence, slot=verdict.slot, source=call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
-        operator=verdict.operator, side=verdict.side,
+        operator=verdict.operator or (call.op if call.kind == "operator" else ""), side=verdict.side,
+        phase=call.phase if call.kind == "operator" and call.phase != "forward" else "",
     )  # fmt: skip
 
 
