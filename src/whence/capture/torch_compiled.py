@@ -24,9 +24,12 @@ def inside() -> bool:
 
 
 class Trap:
-    """Calls `met` on the thread that is about to run compiled code. Does nothing where dynamo is not loaded or knows no such function."""
+    """Calls `met` with dynamo's callback on the thread that is about to run compiled code.
 
-    def __init__(self, met: Callable[[], None]) -> None:
+    Does nothing where dynamo is not loaded or knows no such function.
+    """
+
+    def __init__(self, met: Callable[[Any], None]) -> None:
         self._met = met
         self._module: Any = None
         self._wrapper: Any = None
@@ -45,7 +48,7 @@ class Trap:
             # What only switches dynamo off for a while is no compiled code; every Python dispatch mode does that around each operator.
             # It cannot wait for the callback that switches it on: by then the modes around the call were written down to be restored.
             if not sys._getframe(1).f_code.co_qualname.startswith("DisableContext"):
-                self._met()
+                self._met(args[0] if args else None)
             return original(*args, **kwargs)
 
         self._module, self._original, self._wrapper = module, original, set_eval_frame
@@ -56,4 +59,4 @@ class Trap:
         if self._module is not None and getattr(self._module, _NAME, None) is self._wrapper:
             setattr(self._module, _NAME, self._original)
         self._module = None
-        self._met = lambda: None
+        self._met = lambda _: None
