@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence import align, dtypes, judge
+from whence.api.scripts import Waiting
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, OutputExists, ReplayRefused, StoreFailed, UnreadableRun, UsageError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from whence.replay.torch_script import Case
     from whence.replay.torch_trace import Trace
 
-_LIMIT_S = 300.0  # one run of the script
 _COMPILED = ("compiled", "runs compiled", "scripted")
 
 
@@ -67,18 +65,38 @@ def repro(
     except ImportError as error:
         raise ReplayRefused("a repro runs operators of torch: pip install 'whence[torch]'") from error
     what = compared.findings[finding - 1]
+    outcome: _Outcome | None = None
     try:
         subject = _Subject(compared, what, model, tell)
+        if run:
+            heavy = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp") if _is_compiled(subject.other) else ()
+            outcome = _Outcome(heavy)
         case, how, notes = subject.case()
+        subject.describe(case, finding, os.fspath(comparison), how)
+        path = _written(case, folder)
+        if outcome is not None:
+            tell("running the script both ways")
+        seen, holds, sentence = outcome.of(path, case.default) if outcome is not None else ({}, None, "not run")
     except (ReplayRefused, ElementsMissing) as error:
         raise ReplayRefused(
             f"finding {finding} ({what.name}) cannot be run again: {error}\n"
             "  what it takes: a reference captured with its programs and elements (whence run, --keep full, not --no-programs)"
             + ("" if model is not None else ";\n  or the reference's model: whence repro --model MODULE:FACTORY")
         ) from error
+    finally:
+        if outcome is not None:
+            outcome.leave()
+    ran = case.bad if case.bad is not None and case.bad.steps else case.good
+    return Reproduction(
+        str(path), what.name, tuple(s.name for s in ran.steps), how, case.default, holds, sentence, seen, tuple(notes),
+        time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _written(case: Case, folder: Path) -> Path:
+    """Write the script and its tensors; returns its path."""
     from whence.replay.torch_script import FILES, save, script
 
-    subject.describe(case, finding, os.fspath(comparison), how)
     text, tensors = script(case)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,13 +104,7 @@ def repro(
         (folder / FILES[1]).write_bytes(save(tensors))
     except OSError as error:
         raise StoreFailed(f"cannot write the script to {folder}: {error.strerror or error}") from error
-    path = folder / FILES[0]
-    seen, holds, sentence = _outcome(path, case.default, tell) if run else ({}, None, "not run")
-    ran = case.bad if case.bad is not None and case.bad.steps else case.good
-    return Reproduction(
-        str(path), what.name, tuple(s.name for s in ran.steps), how, case.default, holds, sentence, seen, tuple(notes),
-        time.monotonic() - began,
-    )  # fmt: skip
+    return folder / FILES[0]
 
 
 def _check(folder: Path, force: bool) -> None:
@@ -105,36 +117,30 @@ def _check(folder: Path, force: bool) -> None:
 # ---- running what was written
 
 
-def _outcome(path: Path, default: str, tell: Callable[[str], None]) -> tuple[dict[str, str], bool, str]:
-    """(what each side said, does the reproduction hold, that in words)."""
-    sides = ["reference", default] + (["target"] if default == "recorded" else [])
-    tell("running the script both ways")
-    with ThreadPoolExecutor(len(sides)) as pool:
-        ended = dict(zip(sides, pool.map(lambda side: _run(path, side), sides)))
-    seen = {side: said for side, (_, said) in ended.items()}
-    words = {side: "fails" if state is False else "passes" if state else "could not be run" for side, (state, _) in ended.items()}
-    holds = ended[default][0] is False and ended["reference"][0] is True
-    if default == "recorded":
-        sentence = f"what was recorded {words['recorded']}; run on this machine as the target was it {words['target']}"
-    else:
-        sentence = f"{words['target']} as the target runs it"
-    return seen, holds, f"{sentence}; {words['reference']} as the reference does"
+class _Outcome:
+    """Runs the script both ways. heavy: modules that the target's side will load; they are loaded while the script is made."""
 
+    def __init__(self, heavy: Sequence[str]) -> None:
+        self._waiting = {"reference": Waiting("torch"), "target": Waiting("torch", *heavy)}
 
-def _run(path: Path, side: str) -> tuple[bool | None, str]:
-    """(did it pass, its last lines); None where it neither passed nor failed."""
-    try:
-        done = subprocess.run(
-            [sys.executable, str(path.absolute()), "--side", side], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None, f"still running after {_LIMIT_S:.0f} s"
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    if done.returncode in (0, 1) and re.fullmatch(r"(PASS|FAIL) \(\w+\)", last):
-        return last.startswith("PASS"), "\n".join(lines[:-1])
-    return None, "\n".join(done.stderr.splitlines()[-5:])
+    def leave(self) -> None:
+        for one in self._waiting.values():
+            one.leave()
+
+    def of(self, path: Path, default: str) -> tuple[dict[str, str], bool, str]:
+        """(what each side said, does the reproduction hold, that in words)."""
+        if default == "recorded":
+            self._waiting["recorded"] = Waiting("torch")
+        with ThreadPoolExecutor(len(self._waiting)) as pool:
+            ended = dict(zip(self._waiting, pool.map(lambda item: item[1].run(path, item[0]), self._waiting.items())))
+        seen = {side: said for side, (_, said) in ended.items()}
+        words = {side: "fails" if state is False else "passes" if state else "could not be run" for side, (state, _) in ended.items()}
+        holds = ended[default][0] is False and ended["reference"][0] is True
+        if default == "recorded":
+            sentence = f"what was recorded {words['recorded']}; run on this machine as the target was it {words['target']}"
+        else:
+            sentence = f"{words['target']} as the target runs it"
+        return seen, holds, f"{sentence}; {words['reference']} as the reference does"
 
 
 # ---- what is reproduced

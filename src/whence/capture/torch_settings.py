@@ -6,6 +6,7 @@ All as plain data (bool, int, float, str, None, lists and dicts of these), to be
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -71,14 +72,17 @@ def changed(name: str) -> dict[str, Any]:
         return {}
     entries = config._config
     defaults = getattr(config, "_default", None)  # before torch 2.6
+    is_default = getattr(config, "_is_default", lambda key: False)
     found = {}
     for key, entry in entries.items():
-        if getattr(entry, "alias", None) is not None or key.startswith("_") or key in _OWN:
+        if getattr(entry, "alias", None) is not None or key.startswith("_") or key in _OWN or is_default(key):
             continue
         default = defaults.get(key) if defaults is not None else entry.default
-        value = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # to read a deprecated one warns
+            value = config
+            for part in key.split("."):
+                value = getattr(value, part)
         if _is_plain(value) and not _same(value, default):
             found[key] = value
     return found
