@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from whence.api.faces import Faces
     from whence.api.replaying import Replayer
+    from whence.api.sides import Side
+    from whence.replay.flat import Flat
     from whence.replay.torch_drill import Way
     from whence.replay.torch_script import Case
     from whence.replay.torch_trace import Trace
@@ -170,6 +172,7 @@ class _Subject:
         self.other: Call = self.faces.target.calls[self.pair.target]
         self.reference_side, self.target_side = self.replayer.reference, self.replayer.own
         self.swapped = finding.side == "reference"
+        self.judged: list[str] = []
 
     def _innermost(self, pair: CallPair) -> int:
         """The index of the pair that is named, where the finding is about a parameter of a call inside that has a partner."""
@@ -249,14 +252,18 @@ class _Subject:
         from whence.replay.programs import load
         from whence.replay.torch_trace import Trace
 
-        top = self._trusted(self.call)
-        wanted = self._judged(top)
-        flat = flatten(self.call.id, lambda call: self._node(call, wanted))
+        gathered = self._gathered(self.reference_side, self.call)
+        if gathered is not None:
+            flat, wanted = gathered, self._judged(gathered.program)
+        else:
+            wanted = self._judged(self._trusted(self.call))
+            flat = flatten(self.call.id, lambda call: self._node(call, wanted))
         arrays, strides, faced = self._arrays(flat.origins, flat.program)
-        if flat.program is top:
+        if flat.program.id == self.call.program:
             loaded = self.reference_side.load(self.call)
         else:
-            loaded = load(flat.program, [self.faces.reference.array(c) for c in flat.program.constants], allow=self.reference_side.allow)
+            constants = [self.faces.reference.array(c) for c in flat.program.constants]
+            loaded = load(flat.program, constants, allow=self.reference_side.allow)
         outputs = [slot for slot in wanted if slot in dict(flat.program.outputs)]
         pairs = {slot: pair for slot in outputs if (pair := self.faces.slot(self.index, slot)) is not None}
         produced = {slot: self._recorded(pair) for slot, pair in pairs.items()}
@@ -264,12 +271,38 @@ class _Subject:
             raise ReplayRefused("the target has no tensor for what the reference's program makes")
         working = "recorded" if self.swapped else self.replayer.working_dtypes(faced, pairs, produced)[1]
         writes = any(s.writes for s in loaded._steps)
+        self.judged = list(produced)
         trace = Trace(copies=writes)
         loaded.run(arrays, arrays, working=working, strides=strides, outputs=list(produced), convert=False, watch=trace)
         numbers = {slot: n for slot in produced if (n := _number(trace, loaded.program, slot)) is not None}
         if not trace.steps or not numbers:
             raise ReplayRefused("its program runs no operator")
         return trace, list(dict.fromkeys(numbers.values())), {n: from_host(produced[slot]) for slot, n in numbers.items()}
+
+    def _gathered(self, side: Side, call: Call) -> Flat | None:
+        """The operators below a call, of a run that has them as calls of their own; None of any other."""
+        from whence.replay.flat import Node, gather
+
+        calls = side.run.calls
+        below, todo = [], list(side.children(call.id))
+        while todo:
+            below.append(inner := calls[todo.pop()])
+            todo += side.children(inner.id)
+        operators = sorted((c for c in below if c.kind == "operator" and c.phase == call.phase), key=lambda c: c.order)
+        if call.program or not operators:
+            return None
+        known: dict[int, tuple[int, str]] = {}
+        for module in (call, *(c for c in below if c.kind == "module")):
+            for ref in (*module.slots("param"), *module.slots("input")):
+                known.setdefault(ref.record, (module.id, ref.slot))
+        records = {c.id: {r.slot: r.record for r in c.refs} for c in operators}
+        nodes = []
+        for c in operators:
+            program = self._trusted(c) if side is self.reference_side else side.program(c)
+            shapes = {slot: side.run.records[record].shape for slot, record in records[c.id].items()}
+            nodes.append(Node(c.id, program, (), frozenset(), shapes))
+        outputs = {r.slot: r.record for r in call.refs if r.slot.startswith(("output", "mutated"))}
+        return gather(nodes, records.__getitem__, known, outputs)
 
     def _recorded(self, pair: SlotPair) -> Array:
         if self.swapped:
@@ -292,8 +325,12 @@ class _Subject:
     def _judged(self, program: Program) -> list[str]:
         """The outputs that the finding is about."""
         slots = [slot for slot, _ in program.outputs]
-        if self.finding.slot in slots:
-            return [self.finding.slot]
+        child, _, inner = self.finding.slot.rpartition(":")
+        kids = [self.faces.calls[kid].scope.rpartition(".")[2] for kid in self.reference_side.children(self.call.id)]
+        named = [f"{k}:{inner}" for k, kid in enumerate(kids) if child and kid == child]
+        for slot in (self.finding.slot, *named):
+            if slot in slots:
+                return [slot]
         return [s for s in slots if self.faces.slot(self.index, s) is not None]
 
     def _node(self, call: int, wanted: Sequence[str]) -> Any:
@@ -363,18 +400,28 @@ class _Subject:
 
     def _target_trace(self, results: Sequence[int], recorded: Mapping[int, Any]) -> tuple[Trace, list[int], bool] | None:
         """(trace of what the target says it ran, numbers of what is judged, does that give what it recorded); None without a program."""
+        from whence.replay.programs import load
         from whence.replay.torch_trace import Trace
 
         side = self.target_side
         try:
-            loaded = side.load(self.other)
+            gathered = self._gathered(side, self.other)
+            if gathered is not None:
+                loaded = load(gathered.program, [side.run.array(c) for c in gathered.program.constants], allow=side.allow)
+            else:
+                loaded = side.load(self.other)
             program = loaded.program
-            own = self._judged(self.reference_side.load(self.call).program)
-            outputs = [self._across(slot) for slot in own]
+            outputs = [self._across(slot) for slot in self.judged]
             outputs = [s for s in outputs if s in dict(program.outputs)]
             if len(outputs) != len(results):
                 return None
-            arrays, strides = side.arrays(side.records(self.other, (*program.inputs, *program.params)))
+            slots = (*program.inputs, *program.params)
+            if gathered is not None:
+                places = ((slot, gathered.origins[slot]) for slot in slots)
+                found = {slot: side.record(side.run.calls[call], own) for slot, (call, own) in places}
+                arrays, strides = side.arrays({slot: record for slot, record in found.items() if record is not None})
+            else:
+                arrays, strides = side.arrays(side.records(self.other, slots))
             made, _ = side.arrays(side.records(self.other, outputs))
             trace = Trace(copies=any(s.writes for s in loaded._steps))
             with Threads(1):

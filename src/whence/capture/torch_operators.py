@@ -232,6 +232,7 @@ class OperatorListener(Listener):
         if local.stack and self.active:
             frame = local.stack[-1]
             frame.note = frame.note or "runs compiled code: inside not seen"
+            self._tell_compiler(frame, callback)
         elif self.active and "" not in self._passed:
             self._passed.add("")
             self.session.note("inside-not-seen", "compiled code ran outside any module: its operators are not recorded")

@@ -178,3 +178,37 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
         root.program.inference, tuple(builder.grad),
     )  # fmt: skip
     return Flat(program, builder.origins, tuple(builder.places))
+
+
+def gather(operators: Sequence[Node], records: Callable[[int], Mapping[str, int]], origins: Mapping[int, tuple[int, str]],
+           outputs: Mapping[str, int]) -> Flat:  # fmt: skip
+    """One program out of operators that were recorded as calls of their own, wired by the records that they share.
+
+    operators: in the order of execution, without children. records: slot -> record, of a call. origins: of records that came from
+    outside, whose slot they are better known by. outputs: slot of the whole -> record.
+    """
+
+    def no_child(call: int) -> Node:
+        raise ReplayRefused(f"call {call} is no child of an operator")
+
+    builder, known = _Builder(no_child), dict[int, Any]()
+    for node in operators:
+        own = records(node.call)
+        given: dict[str, Any] = {}
+        for slot, dtype in zip(node.program.inputs, node.program.input_dtypes, strict=True):
+            if slot not in own:
+                raise ReplayRefused(f"{slot} of {node.program.operations[0].name} was not captured")
+            if own[slot] not in known:
+                call, there = origins.get(own[slot], (node.call, slot))
+                known[own[slot]] = builder.external(f"{there}@{call}", (call, there), dtype)
+            given[slot] = known[own[slot]]
+        made = builder.put(node, given)
+        written = {slot: given["input" + slot[7:]] for slot in own if slot.startswith("mutated") and "input" + slot[7:] in given}
+        known |= {own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own}
+    left = tuple((slot, known[record]) for slot, record in outputs.items() if record in known)
+    first = operators[0].program
+    program = Program(
+        "gathered", tuple(builder.operations), tuple(builder.inputs), left, tuple(builder.params), tuple(builder.constants), first.base,
+        tuple(builder.input_dtypes), first.default_dtype, tuple(builder.fixed), (), first.inference, tuple(builder.grad),
+    )  # fmt: skip
+    return Flat(program, builder.origins, tuple(builder.places))
