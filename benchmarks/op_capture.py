@@ -5,7 +5,8 @@
 A small transformer, torch on one thread, forward and backward; variants run in turn within a round. The figure is the process CPU time
 over that of a bare step, per operator. `stats` is `--level op --keep stats`: inputs, outputs and mutations with statistics and hashes,
 arguments, aliases, source lines, modules, journal. DebugMode keeps strings in memory: "outputs" hashes what comes out ("norm": the
-L1 norm in float64), "inputs too" what goes in as well, as a comparison needs it; "bare" hashes nothing.
+L1 norm in float64), "inputs too" what goes in as well, as a comparison needs it; "as much" a norm and a hash of both, with stack traces and
+modules, which is about what `stats` records; "bare" hashes nothing.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> None:
                 "DebugMode bare": around(lambda: _debug(None)),
                 "DebugMode outputs": around(lambda: _debug(False)),
                 "DebugMode inputs too": around(lambda: _debug(True)),
+                "DebugMode as much": around(lambda: _debug(True, "norm", "hash_tensor", record_stack_trace=True, record_nn_module=True)),
             },
             given.rounds,
         )
@@ -88,19 +90,19 @@ def main() -> None:
         for name, spent in times.items() if name != "bare"
     }  # fmt: skip
     for name, spent in each.items():
-        print(
-            f"{name:22} {spent:8.1f} us an operator   {each['DebugMode outputs'] / spent:5.2f} x, {each['DebugMode inputs too'] / spent:5.2f} x"
-        )
-    print(f"{count} operators a step; the ratios are DebugMode with hashes of outputs, and of inputs too, over each line")
+        ratios = "  ".join(f"{each[f'DebugMode {other}'] / spent:5.2f} x" for other in ("outputs", "inputs too", "as much"))
+        print(f"{name:22} {spent:8.1f} us an operator   {ratios}")
+    print(f"{count} operators a step; the ratios are DebugMode with hashes of outputs, of inputs too, and as much, over each line")
     if given.json:
         Path(given.json).write_text(json.dumps({"machine": machine(), "operators": count, "us_per_operator": each}, indent=1))
 
 
 @contextlib.contextmanager
-def _debug(inputs: bool | None) -> Iterator[None]:
+def _debug(inputs: bool | None, *hashes: str, **how: bool) -> Iterator[None]:
     from torch.utils._debug_mode import DebugMode
 
-    with DebugMode() as mode, contextlib.nullcontext() if inputs is None else mode.log_tensor_hashes(hash_inputs=inputs):
+    chosen: Any = list(hashes) or "norm"
+    with DebugMode(**how) as mode, contextlib.nullcontext() if inputs is None else mode.log_tensor_hashes(chosen, hash_inputs=inputs):
         yield
 
 

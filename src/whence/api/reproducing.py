@@ -240,10 +240,11 @@ class _Subject:
             return bool(torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)))
 
         one, two, equal = parting(good, bad, results, bad_results, same)
-        notes += differing(one, two)
+        differs = differing(one, two)
+        notes += differs
         how = "parameter" if self.finding.verdict == "param-diff" else "semantic"
         # The fault is in what was asked of the device, so any device shows it.
-        return Made(one, two, replace(way, backend="", device="cpu"), ours, equal=equal), how, notes
+        return Made(one, two, replace(way, backend="", device="cpu"), ours, equal=equal, differs=differs[0]), how, notes
 
     def _reference_trace(self) -> tuple[Trace, list[int], dict[int, Any]]:
         """(trace, numbers of what is judged, what the target recorded of these)."""
@@ -326,7 +327,8 @@ class _Subject:
         """The outputs that the finding is about."""
         slots = [slot for slot, _ in program.outputs]
         child, _, inner = self.finding.slot.rpartition(":")
-        kids = [self.faces.calls[kid].scope.rpartition(".")[2] for kid in self.reference_side.children(self.call.id)]
+        calls = (self.faces.calls[kid] for kid in self.reference_side.children(self.call.id))
+        kids = [c.scope.rpartition(".")[2] or c.op_type for c in calls]
         named = [f"{k}:{inner}" for k, kid in enumerate(kids) if child and kid == child]
         for slot in (self.finding.slot, *named):
             if slot in slots:
@@ -546,7 +548,10 @@ def differing(one: Any, two: Any) -> list[str]:
             x, y = left.get(key, "its default"), right.get(key, "its default")
             if not isinstance(x, Value) and not isinstance(y, Value) and repr(x) != repr(y):
                 out.append(f"{a.name}: {key} {x} in the reference, {y} in the target")
-        return out or [f"{a.name}: same arguments, other tensors"]
+        if out:
+            return out
+    if [s.name for s in one.steps] == [s.name for s in two.steps]:
+        return ["the same operators with the same arguments, on other tensors"]
     names_of = [", ".join(s.name for s in p.steps[:6]) or "nothing" for p in (one, two)]
     return [f"the reference runs {names_of[0]}; the target {names_of[1]}"]
 

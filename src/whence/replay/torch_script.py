@@ -39,7 +39,7 @@ _STORED = {
 class Case:
     """What a script shows. good: what the reference ran; bad: what the target ran, where that is another piece. equal: input of `bad`
     -> input of `good` that is the same tensor. recorded: by place in the results, what the target recorded. default: the side that is
-    judged when none is asked for. title, story: docstring, the first line and the rest.
+    judged when none is asked for. differs: what `bad` does otherwise, in words. title, story: docstring, the first line and the rest.
     """
 
     good: Piece
@@ -49,6 +49,7 @@ class Case:
     equal: Mapping[int, int] = field(default_factory=dict)
     recorded: Mapping[int, Any] = field(default_factory=dict)
     default: str = "target"
+    differs: str = ""
     title: str = ""
     story: Sequence[str] = ()
 
@@ -92,7 +93,7 @@ class _Writer:
                     good=good, terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]), default=case.default,
                     sides=", ".join(f'"{s}"' for s in sides),
                     made=_MADE[bool(case.recorded)],
-                    exact=_EXACT.format(bad=bad) if case.bad is not None else "",
+                    exact=_EXACT.format(bad=bad, differs=literal(case.differs[:1000])) if case.bad is not None else "",
                 ),
                 *(_source(s) for s in torch_three_way.SOURCES), _MAIN,
             ]
@@ -203,10 +204,10 @@ class _Writer:
             usage.append(f"    {'python repro.py --side ' + other:<{width}}{fails[other]}: {ends}")
         usage.append(f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the environment for the other side")
         lines = [
-            _plain(case.title), "", *(_plain(line) for line in case.story[:1]), "", *usage, "",
+            *_folded(case.title), "", *(line for text in case.story[:1] for line in _folded(text)), "", *usage, "",
             "It needs torch alone, and repro.safetensors beside it. What is wrong is more than rounding: the result is held",
             "against the same operators in float64, in units of what they round in their own dtype.", "",
-            *(_plain(line) for line in case.story[1:]),
+            *(line for text in case.story[1:] for line in _folded(text, " " * 11)),
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
 
@@ -340,6 +341,10 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def _folded(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(_plain(text), _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
@@ -380,7 +385,8 @@ _EXACT = """
         for y, r in zip(wide({bad}, inputs()), right):
             alike = y.shape == r.shape and torch.allclose(y, r, rtol=1e-6, atol=1e-6 * float(r.abs().max()), equal_nan=True)
             print("in float64, without rounding:", "target and reference are the same" if alike else "the target computes something else")
-            good &= alike"""
+            good &= alike
+        print("what differs:", {differs})"""
 
 _CHECK = '''DATA = Path(__file__).with_name("repro.safetensors")
 SIDE = os.environ.get("SIDE", "{default}")
@@ -406,7 +412,7 @@ def check(side):
 
 
 def test_operator():
-    assert check(SIDE)'''
+    assert check(SIDE), f"{{SIDE}}: wrong by more than rounding"'''
 
 _MAIN = """if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -56,8 +56,13 @@ def wide(function, inputs):  # type: ignore[no-untyped-def]
 
     def run(mode):  # type: ignore[no-untyped-def]
         given = {name: mode.widen(tensor.detach().cpu().clone()) for name, tensor in inputs.items()}
-        with torch.no_grad(), mode:
-            return function(**given)
+        default = torch.get_default_dtype()  # of what is made from numbers alone
+        torch.set_default_dtype(mode.real)
+        try:
+            with torch.no_grad(), mode:
+                return function(**given)
+        finally:
+            torch.set_default_dtype(default)
 
     try:
         return run(Wide(torch.float64))  # type: ignore[no-untyped-call]
