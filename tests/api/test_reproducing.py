@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import whence  # noqa: E402
+import whence.errors  # noqa: E402
 from whence import cli  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -200,6 +201,47 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
     said = capsys.readouterr().err
     assert ("cannot be run again" in said and "whence run" in said and "--model" in said) if result.findings else "nothing to" in said
     assert not (tmp_path / "repro").exists()
+
+
+def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
+    """The recorded output stands for it; the script runs there as the target did."""
+    from whence.api import reproducing
+
+    first, second = captured(tmp_path / "ref"), captured(tmp_path / "tgt", Off)
+    cmp = compared(tmp_path, first, second)
+    way = reproducing._Subject._way
+
+    def elsewhere(self, run, call, notes):
+        found = way(self, run, call, notes)
+        return reproducing.replace(found, device="xpu:7") if run is self.faces.target else found
+
+    monkeypatch.setattr(reproducing._Subject, "_way", elsewhere)
+    made = whence.repro(cmp, tmp_path / "repro")
+    assert (made.default, made.holds) == ("recorded", True)
+    assert made.sentence.startswith("what was recorded fails; the target ran on xpu:7, which this machine has not; passes")
+    assert "tensor.to('xpu:7')" in Path(made.path).read_text()
+
+
+def test_a_model_stands_in_for_a_program_that_was_not_recorded(tmp_path):
+    def without(path, **changed):
+        torch.manual_seed(0)
+        net = Net(**changed).eval()
+        with torch.no_grad(), whence.capture(net, path, programs=False):
+            net(torch.randn(12, 16))
+        return path
+
+    def model():
+        torch.manual_seed(0)
+        return Net().eval()
+
+    first, second = without(tmp_path / "ref"), without(tmp_path / "tgt", eps=1e-2)
+    cmp = compared(tmp_path, first, second)
+    with pytest.raises(whence.errors.ReplayRefused, match=r"programs were not recorded[\s\S]*whence repro --model"):
+        whence.repro(cmp, tmp_path / "repro")
+    made = whence.repro(cmp, tmp_path / "repro", model=model)
+    assert made.operators == ("aten.native_layer_norm.default",)
+    assert (made.how, made.holds) == ("recorded", True)
+    assert "the target's own operators are not known (programs were not recorded); the reference's are run" in made.notes
 
 
 def test_what_is_asked_for_must_be_there(tmp_path, reference, capsys):

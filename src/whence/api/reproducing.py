@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +81,7 @@ def repro(
         path = _written(case, folder)
         if outcome is not None:
             tell("running the script both ways")
-        seen, holds, sentence = outcome.of(path, case.default) if outcome is not None else ({}, None, "not run")
+        seen, holds, sentence = outcome.of(path, case.default, case.missing) if outcome is not None else ({}, None, "not run")
     except (ReplayRefused, ElementsMissing) as error:
         raise ReplayRefused(
             f"finding {finding} ({what.name}) cannot be run again: {error}\n"
@@ -129,17 +132,20 @@ class _Outcome:
         for one in self._waiting.values():
             one.leave()
 
-    def of(self, path: Path, default: str) -> tuple[dict[str, str], bool, str]:
+    def of(self, path: Path, default: str, missing: str) -> tuple[dict[str, str], bool, str]:
         """(what each side said, does the reproduction hold, that in words)."""
         if default == "recorded":
             self._waiting["recorded"] = Waiting("torch")
+            if missing:
+                self._waiting.pop("target").leave()
         with ThreadPoolExecutor(len(self._waiting)) as pool:
             ended = dict(zip(self._waiting, pool.map(lambda item: item[1].run(path, item[0]), self._waiting.items())))
         seen = {side: said for side, (_, said) in ended.items()}
         words = {side: "fails" if state is False else "passes" if state else "could not be run" for side, (state, _) in ended.items()}
         holds = ended[default][0] is False and ended["reference"][0] is True
         if default == "recorded":
-            sentence = f"what was recorded {words['recorded']}; run on this machine as the target was it {words['target']}"
+            here = missing or f"run on this machine as the target was it {words['target']}"
+            sentence = f"what was recorded {words['recorded']}; {here}"
         else:
             sentence = f"{words['target']} as the target runs it"
         return seen, holds, f"{sentence}; {words['reference']} as the reference does"
@@ -207,8 +213,12 @@ class _Subject:
                 bad, bad_results, reproduces = other
                 if reproduces:
                     return self._semantic(good, results, bad, bad_results, way, ours, notes)
-        runnable = self._runnable(way, compiled, notes) and not self.swapped
-        if runnable:
+        missing = self._missing(way, compiled)
+        if missing:
+            notes.append(f"{missing}: only what was recorded shows the fault")
+        elif not self.swapped:
+            if not compiled and not self.other.program:
+                notes.append(f"the target's own operators are not known ({self.other.no_program or 'no program'}); the reference's are run")
             self.tell("looking for the operator")
             with Threads(way.settings["threads"] if isinstance(way.settings.get("threads"), int) else 1):
                 drill = Drill(good, results, way)
@@ -221,9 +231,12 @@ class _Subject:
                 kept = {small.results.index(n): t for n, t in recorded.items() if n in small.results}
                 notes.append(f"operator {found.end} of {len(good.steps)}: wrong {found.words}")
                 return Made(small, None, way, ours, recorded=kept), "compiled" if compiled else "kernel", notes
-            notes.append("run here as the target was, nothing is wrong: only what the target recorded shows the fault")
+            notes.append("run here as the target was, nothing is wrong: only what was recorded shows the fault")
         kept = {list(whole.results).index(n): t for n, t in recorded.items()}
-        return Made(whole, None, way if runnable else ours, ours, recorded=kept, default="recorded"), "recorded", notes
+        foreign = way.backend and missing and way.device == "cpu"  # a compiler that no script can name
+        return (
+            Made(whole, None, ours if foreign else way, ours, recorded=kept, default="recorded", missing=missing), "recorded", notes,
+        )  # fmt: skip
 
     def _semantic(
         self, good: Trace, results: Sequence[int], bad: Trace, bad_results: Sequence[int], way: Way, ours: Way, notes: list[str]
@@ -249,18 +262,25 @@ class _Subject:
     def _reference_trace(self) -> tuple[Trace, list[int], dict[int, Any]]:
         """(trace, numbers of what is judged, what the target recorded of these)."""
         from whence.arrays.torch import from_host
-        from whence.replay.flat import flatten
+        from whence.replay.flat import Flat, flatten
         from whence.replay.programs import load
         from whence.replay.torch_trace import Trace
 
         gathered = self._gathered(self.reference_side, self.call)
+        borrowed = self._of_model() if gathered is None else None
         if gathered is not None:
             flat, wanted = gathered, self._judged(gathered.program)
+        elif borrowed is not None:
+            origins = {slot: (self.call.id, slot) for slot in (*borrowed.program.inputs, *borrowed.program.params)}
+            flat = Flat(borrowed.program, origins, (self.call.id,) * len(borrowed.program.operations))
+            wanted = self._judged(borrowed.program)
         else:
             wanted = self._judged(self._trusted(self.call))
             flat = flatten(self.call.id, lambda call: self._node(call, wanted))
         arrays, strides, faced = self._arrays(flat.origins, flat.program)
-        if flat.program.id == self.call.program:
+        if borrowed is not None:
+            loaded = borrowed
+        elif flat.program.id == self.call.program:
             loaded = self.reference_side.load(self.call)
         else:
             constants = [self.faces.reference.array(c) for c in flat.program.constants]
@@ -322,6 +342,35 @@ class _Subject:
         if not program.operations and self.reference_side.borrows(call):
             raise ReplayRefused(f"the model stands for {call.scope or call.root}, and its operators are not known")
         return program
+
+    def _of_model(self) -> Any:
+        """What the user's model runs in the place of the call, recorded now; None where the call has a program of its own."""
+        from whence.api.capturing import capture
+        from whence.api.runs import open_run
+        from whence.replay.programs import load
+
+        side, call = self.reference_side, self.call
+        if side.model is None:
+            return None
+        borrowed = side.trusted(call)
+        if not side.borrows(call):
+            return None
+        if side.children(call.id):
+            raise ReplayRefused(
+                f"the model stands for {call.scope or call.root}, which calls others; only a module without is recorded again"
+            )
+        arrays, strides = side.arrays(side.records(call, (*borrowed.program.inputs, *borrowed.program.params)))
+        with tempfile.TemporaryDirectory(prefix="whence-repro-") as place:
+            with contextlib.redirect_stderr(io.StringIO()), capture(borrowed.module, place, force=True):
+                borrowed.run(arrays, arrays, strides=strides)
+            run = open_run(place)
+            again = next((c for c in run.calls if c.parent < 0), None)
+            program = run.programs.get(again.program) if again is not None else None
+            if program is None:
+                raise ReplayRefused(
+                    f"the model's {borrowed.kind} has no program either: {again.no_program if again else 'it was not called'}"
+                )
+            return load(program, [run.array(c).copy() for c in program.constants], allow=side.allow)
 
     def _judged(self, program: Program) -> list[str]:
         """The outputs that the finding is about."""
@@ -474,21 +523,19 @@ class _Subject:
         dynamic = told.get("dynamic")
         return Way(str(told.get("backend", "inductor")), inductor, dynamo, dynamic if isinstance(dynamic, bool) else None, device, settings)
 
-    def _runnable(self, way: Way, compiled: bool, notes: list[str]) -> bool:
-        """Can this machine run operators that way?"""
+    def _missing(self, way: Way, compiled: bool) -> str:
+        """Why this machine cannot run operators that way, "" when it can."""
         import torch
 
         from whence.replay.torch_drill import is_backend
 
         if compiled and not is_backend(way.backend):
-            notes.append(f"the target was compiled by {way.backend!r}, which is no backend of torch.compile here")
-            return False
+            return f"the target was compiled by {way.backend!r}, which is no backend of torch.compile here"
         try:
             torch.empty(1, device=way.device)
         except Exception:  # noqa: BLE001 - torch raises anything for a device that is not there
-            notes.append(f"the target ran on {way.device}, which this machine has not")
-            return False
-        return True
+            return f"the target ran on {way.device}, which this machine has not"
+        return ""
 
     # ---- words
 

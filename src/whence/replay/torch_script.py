@@ -39,7 +39,8 @@ _STORED = {
 class Case:
     """What a script shows. good: what the reference ran; bad: what the target ran, where that is another piece. equal: input of `bad`
     -> input of `good` that is the same tensor. recorded: by place in the results, what the target recorded. default: the side that is
-    judged when none is asked for. differs: what `bad` does otherwise, in words. title, story: docstring, the first line and the rest.
+    judged when none is asked for. differs: what `bad` does otherwise, in words. missing: why
+    this machine cannot run as the target did. title, story: docstring, the first line and the rest.
     """
 
     good: Piece
@@ -50,6 +51,7 @@ class Case:
     recorded: Mapping[int, Any] = field(default_factory=dict)
     default: str = "target"
     differs: str = ""
+    missing: str = ""
     title: str = ""
     story: Sequence[str] = ()
 
@@ -199,8 +201,9 @@ class _Writer:
         fails = {"target": "as the target ran", "reference": "as the reference ran", "recorded": "what the target recorded"}
         width = max(len(s) for s in others) + 28
         usage = [f"    {'python repro.py':<{width}}{fails[first]}: fails"]
+        here = "not run, for want of it on the machine that wrote this" if case.missing else "passes on the machine that wrote this"
         for other in others:
-            ends = "passes" if other == "reference" else "passes on the machine that wrote this" if other == "target" else "fails"
+            ends = "passes" if other == "reference" else here if other == "target" else "fails"
             usage.append(f"    {'python repro.py --side ' + other:<{width}}{fails[other]}: {ends}")
         usage.append(f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the environment for the other side")
         lines = [
