@@ -284,7 +284,7 @@ def test_files_that_are_late_torn_old_or_written_again(run, tmp_path, monkeypatc
     good = {name for name, row in rows.items() if row["cmp_flag"] == "True"}
     assert good == {"late#0", "npy#0", "again#2", "behind#0", "behind#1", "behind#2"}
     assert all(rows[name]["relative_euclidean_distance"] == "0.0" for name in good)
-    assert "cut short: 20 of 24 bytes" in rows["torn#0"]["cmp_fail_reason"]
+    assert "20 of 24 bytes: the file was cut short" in rows["torn#0"]["cmp_fail_reason"]
     assert "gone.bin never appeared" in rows["gone#0"]["cmp_fail_reason"]
     assert "not a tensor file" in rows["text#0"]["cmp_fail_reason"]
     assert "written over" in rows["again#0"]["cmp_fail_reason"]

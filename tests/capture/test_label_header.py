@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whence import api
-from whence.readers.parts import atb_records
+from whence.readers.parts import atb_file
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
@@ -85,20 +85,20 @@ def test_a_folder_that_is_gone_is_told_and_the_program_goes_on(program, tmp_path
 def test_what_is_written(program, tmp_path):
     run(program, tmp_path, WHENCE_LABELS=str(tmp_path), WHENCE_TASK="outer", RANK="3")
     (file,) = tmp_path.glob("*.bin")
-    found = atb_records.records(file)
+    found = atb_file.tensors(file)
     said = [(r.attributes["whence.name"], r.attributes["whence.side"], r.attributes["whence.task"], r.attributes["whence.occurrence"])
             for r in found]  # fmt: skip
     assert said[0] == ("qkv pos1", "target", "outer", "0")
     assert said[1] == ("odd = %25%0Aé $End=1%0A", "reference", "outer", "0")
     assert said[-2:] == [("qkv pos1", "target", "turn 1", "0"), ("qkv pos1", "target", "outer", "1")]
     assert {r.attributes["whence.rank"] for r in found} == {"3"}
-    assert [(r.dtype, r.shape) for r in found[:6]] == [
+    assert [(r.type.dtype, r.shape) for r in found[:6]] == [
         ("float32", (2, 3)), ("float32", (3, 2)), ("float64", ()), ("int8", (2,)), ("float8_e4m3fn", (2,)), ("float32", (0, 3)),
     ]  # fmt: skip
     x = np.arange(1, 7, dtype=np.float32)
     for record, want in zip(found, [x.reshape(2, 3), x.reshape(3, 2), np.array(2.5), np.array([-1, 7], np.int8)]):
-        assert np.array_equal(record.array(), want)
-    assert found[4].array().view(np.uint8).tolist() == [255, 7]
+        assert np.array_equal(atb_file.elements(file, record), want)
+    assert atb_file.elements(file, found[4]).view(np.uint8).tolist() == [255, 7]
     assert [r.why for r in found[6:10]] == [
         "the pointer is null", "elements of int4 are not known to whence", "elements of no dtype are not known to whence",
         "the shape has a negative extent",
@@ -108,9 +108,9 @@ def test_what_is_written(program, tmp_path):
 def test_threads_and_forks(program, tmp_path):
     run(program, tmp_path, "threads", WHENCE_LABELS=str(tmp_path))
     files = sorted(tmp_path.glob("*.bin"), key=lambda f: f.stat().st_size)
-    child, parent = map(atb_records.records, files)
+    child, parent = map(atb_file.tensors, files)
     assert [(r.attributes["whence.name"], r.attributes["whence.occurrence"]) for r in child] == [("qkv pos1", "0")]
-    values = [tuple(r.array()) for r in parent if r.attributes["whence.name"] == "thread"]
+    values = [tuple(atb_file.elements(files[1], r)) for r in parent if r.attributes["whence.name"] == "thread"]
     assert sorted(values) == [(t, k) for t in range(4) for k in range(200)]
     assert [r.attributes["whence.occurrence"] for r in parent if r.attributes["whence.name"] == "thread"] == [str(i) for i in range(800)]
 
@@ -123,12 +123,12 @@ def test_a_record_that_a_kill_tore_costs_only_itself(program, tmp_path):
     for cut in range(0, len(whole), 37):
         file.write_bytes(whole[: cut + 1] if cut else whole[:800])
         try:
-            found = atb_records.records(file)
+            found = atb_file.tensors(file)
         except Exception as error:
             assert "not a tensor file" in str(error)
             continue
         ends.append(len(found))
-        assert all(r.why for r in found[-1:]) or found[-1].array() is not None
+        assert all(r.why for r in found[-1:]) or atb_file.elements(file, found[-1]) is not None
     assert ends[1:] == sorted(ends[1:])
 
 

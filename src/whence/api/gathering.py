@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
@@ -23,6 +23,9 @@ from whence.capture.library import anywhere, decoded, encoded, load
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun, UsageError, WhenceError
 from whence.records import Call, Ref
+
+if TYPE_CHECKING:
+    from whence.readers.parts.atb_file import Stored
 
 WAIT_S = 2.0
 """How long a file that is missing or not whole is waited for once the program has ended: a library may write behind it."""
@@ -144,24 +147,23 @@ def _waiting(file: Path) -> Iterable[Waiting]:
 
 def _written(file: Path) -> Iterable[_Found]:
     """The labels of `whence_label.h`."""
-    from whence.readers.parts import atb_records
+    from whence.readers.parts import atb_file
 
     try:
-        records = atb_records.records(file)
+        tensors = atb_file.tensors(file)
     except (UnreadableRun, OSError) as error:
         complain(f"labels in {file} cannot be read: {error}")
         return
-    for record in records:
+    for tensor in tensors:
         said = {
             key.removeprefix("whence."): unquote_to_bytes(value.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
-            for key, value in record.attributes.items()
+            for key, value in tensor.attributes.items()
             if key.startswith("whence.")
         }
         number = {key: int(said[key]) if said.get(key, "").isdigit() else 0 for key in ("at", "rank")}
-        source = _Source(file, record.dtype, record.shape, record.array, record.why)
         yield _Found(
             said.get("name") or "(no name)", said.get("side", ""), said.get("id", ""), said.get("task", ""), 0, number["at"],
-            number["rank"], "", source,
+            number["rank"], "", _source(file, tensor),
         )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ def _share(files: tuple[Path, ...], labels: list[_Found]) -> None:
         for label in labels:
             label.why = f"{words} hold {len(sources)} tensors for {len(labels)} labels of that name: which is whose is not known"
     for label, source in pairs:
-        label.source, label.why, label.late = source, "", source.why.startswith("cut short")
+        label.source, label.why, label.late = source, "", "cut short" in source.why
 
 
 def _sources(file: Path) -> list[_Source]:
@@ -249,9 +251,17 @@ def _sources(file: Path) -> list[_Source]:
             return [_Source(file, dtypes.of(array).name, tuple(array.shape), lambda: array, "")]
         except KeyError as error:
             return [_Source(file, str(array.dtype), tuple(array.shape), lambda: array, str(error.args[0]))]
-    from whence.readers.parts import atb_records
+    from whence.readers.parts import atb_file
 
-    return [_Source(file, r.dtype, r.shape, r.array, r.why) for r in atb_records.records(file)]
+    return [_source(file, tensor) for tensor in atb_file.tensors(file)]
+
+
+def _source(file: Path, tensor: Stored) -> _Source:
+    from whence.readers.parts import atb_file
+
+    if tensor.data:
+        tensor = tensor._replace(why=f"refers to {tensor.data[:80]}, where the same elements were saved before")
+    return _Source(file, tensor.type.dtype or tensor.type.name, tensor.shape, lambda: atb_file.elements(file, tensor), tensor.why)
 
 
 # ---- into the run

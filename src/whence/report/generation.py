@@ -27,7 +27,12 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     passing = [p for p in found.prompts if p.passes]
     flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
     parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
-    noise = "no logit differs" if found.noise is None else f"logits part by {found.noise:.2g} of their spread"
+    if found.noise is not None:
+        noise = f"logits part by {found.noise:.2g} of their spread"
+    elif all(t.verdict == "identical" for t in found.tokens):
+        noise = "no logit differs"
+    else:
+        noise = "logits that are not off are bitwise equal"
     what = f"{count(found.compared)} of {count(found.of, 'token')} compared, {noise}; other tokens: {', '.join(parts)}"
     yield "TOKENS", f"{len(passing)} of {count(len(found.prompts), 'prompt')} pass; {what}"
     if found.forced:

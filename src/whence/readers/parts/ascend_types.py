@@ -55,15 +55,16 @@ class Type(NamedTuple):
 
 def acl(code: int) -> Type:
     """The type of an aclDataType code."""
-    return _type(ACL.get(code, f"data type {code}"))
+    return named(ACL.get(code, f"data type {code}"))
 
 
 def ge(code: int) -> Type:
     """The type of a data_type code of a GE dump."""
-    return _type(GE.get(code, f"data type {code}"))
+    return named(GE.get(code, f"data type {code}"))
 
 
-def _type(name: str) -> Type:
+def named(name: str) -> Type:
+    """The type of that name: one of the tools', or whence's own."""
     if name in _PACKED:
         bits, dtype = _PACKED[name]
         return Type(name, dtype, bits)

@@ -3,24 +3,27 @@
     $Version=1.0 / $Object.Count=1 / $Object.Length=96 / format=2 / dtype=0 / dims=2,3,4 / $Object.data=0,96 / $End=1
 
 Variants: without `$Version` (elements to the end of the file), a description without elements, statistics, and a reference
-(`data=2_1_outtensor0.bin`) to the file of another operator. The writer appends: of several records in a file the last one counts.
+(`data=2_1_outtensor0.bin`) to the file of another operator. The writer appends: of several tensors in a file the last one counts, unless
+one asks for all.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from whence.dtypes import Array
-from whence.errors import UnreadableRun
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.parts import ascend_layouts, ascend_types, limits
 from whence.records import Statistics
 
 _END = b"$End=1\n"
 _HEADER_BYTES = 1 << 16
-_RECORDS = 1000  # in one file
+_RECORDS = 1000  # in one file, to find its last
 _FIGURES = ("max", "min", "mean", "l2norm")
 
 
@@ -54,36 +57,61 @@ def recognised(head: bytes) -> bool:
 
 
 def read(path: Path) -> Stored:
-    """The last header of a file. Raises UnreadableRun saying what is wrong with it."""
+    """The last tensor of a file. Raises UnreadableRun saying what is wrong with it."""
+    size, count = path.stat().st_size, 0
+    for found in itertools.islice(_heads(path, size), _RECORDS):  # noqa: B007 - the last one is meant
+        count += 1
+    return _stored(path, size, *found, count)
+
+
+def tensors(path: Path) -> list[Stored]:
+    """All tensors of a file, in the order in which they were written; what is torn has `why`. Raises UnreadableRun when it does not begin
+    as such a file, OSError.
+    """
     size = path.stat().st_size
-    place, count = 0, 0
-    found: tuple[dict[str, str], int, int] | None = None
+    out: list[Stored] = []
+    for attributes, start, nbytes in _heads(path, size):
+        try:
+            stored = _stored(path, size, attributes, start, nbytes, 1)
+        except UnreadableRun as error:
+            kind, nowhere = ascend_types.acl(-1), ascend_layouts.logical(2, (), ())
+            stored = Stored(kind, (), nowhere, start, 0, "", attributes.get("whence.why") or str(error), None, 1, attributes)
+        out.append(stored)
+    return out
+
+
+def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
+    """(attributes, where the elements begin, their bytes) of every tensor of a file; at least one."""
+    place = count = 0
     with path.open("rb") as file:
-        while place < size and count < _RECORDS:
+        while place < size:
             file.seek(place)
             head = file.read(_HEADER_BYTES)
             if count and not head.startswith((b"$Version=", b"format=", b"dtype=")):
-                break
+                return
             lines = _lines(head)
             if lines is None:
                 if count:
-                    break
-                raise UnreadableRun(f"{path.name} has no $End=1 within its first {len(head)} bytes")
+                    return  # torn when its program ended
+                what = f"no lines key=value that end with $End=1 in its first {len(head)} bytes"
+                raise UnreadableRun(f"{path.name} is not a tensor file of ATB: {what}")
             attributes, length = lines
             start = place + length
             said = attributes.get("$Object.Length")
             nbytes = _number(said, path) if said is not None else size - start
             if "max" in attributes or "data" in attributes:
                 nbytes = _number(said, path) if said is not None else 0
-            found, count = (attributes, start, nbytes), count + 1
-            place = start + nbytes
-    if found is None:
-        raise UnreadableRun(f"{path.name} is empty")
-    return _stored(path, size, *found, count)
+            yield attributes, start, nbytes
+            count += 1
+            place = start + max(nbytes, 0)
+    if not count:
+        raise UnreadableRun(f"{path.name} is not a tensor file of ATB: it is empty")
 
 
 def elements(path: Path, stored: Stored) -> Array:
-    """The tensor, memory-mapped where it lies plain. Raises ElementsMissing when bytes are missing."""
+    """The tensor, memory-mapped where it lies plain. Raises ElementsMissing with the reason when there are none."""
+    if stored.why:
+        raise ElementsMissing(stored.why)
     size = path.stat().st_size
     nbytes = max(min(stored.nbytes, size - stored.start), 0)
     data: Array = np.memmap(path, np.uint8, "r", stored.start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
@@ -107,7 +135,8 @@ def _lines(head: bytes) -> tuple[dict[str, str], int] | None:
 
 
 def _stored(path: Path, size: int, attributes: dict[str, str], start: int, nbytes: int, records: int) -> Stored:
-    kind = ascend_types.acl(_number(attributes.get("dtype", "-1"), path))
+    own = attributes.get("whence.dtype")  # of a label, where the code has no word for it
+    kind = ascend_types.named(own) if own else ascend_types.acl(_number(attributes.get("dtype", "-1"), path))
     dims = limits.extents([_number(d, path) for d in attributes.get("dims", "").split(",") if d.strip()], path.name)
     layout = ascend_layouts.logical(_number(attributes.get("format", "2"), path), dims, ())
     offset, _, length = attributes.get("$Object.data", "").partition(",")
@@ -116,8 +145,10 @@ def _stored(path: Path, size: int, attributes: dict[str, str], start: int, nbyte
     need = ascend_types.nbytes(kind, limits.count(dims))
     there = max(min(nbytes, size - start), 0)
     statistics = _statistics(attributes, limits.count(dims))
-    why = ""
-    if not kind.dtype:
+    why = attributes.get("whence.why", "")
+    if why:
+        pass
+    elif not kind.dtype:
         why = f"elements of {kind.name} are not read"
     elif attributes.get("data"):
         pass
