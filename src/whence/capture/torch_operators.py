@@ -25,7 +25,7 @@ from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
 from whence.capture.torch_overloads import AUTOCAST_KEYS, restored
 from whence.capture.torch_sampling import Sampling
 from whence.capture.torch_sources import source_here
-from whence.records import Call
+from whence.records import OVERWRITTEN, Call
 
 FORWARDS = 1 << 17
 """Of so many forward operators it is known which autograd node is theirs; older ones are forgotten."""
@@ -102,6 +102,7 @@ class OperatorListener(Listener):
         self._unwritten: dict[int, StorageRef] = {}
         self._passed: set[str] = set()
         self._lasting = lasting
+        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
         self._nowhere = Root("region", self)
         self._opened: _Mode | None = None
         self._engine: tuple[Any, Any] | None = None
@@ -267,6 +268,9 @@ class OperatorListener(Listener):
         super()._begin_root(frame, root, scope)
         if frame.phase != "recompute":
             self._local.root = root
+            before = self._states.get(root.name)
+            if before is not None and before[:2] == (frame.step, frame.micro):  # of operators ahead of the first call
+                frame.state.update({key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"})
             self._states[root.name] = frame.step, frame.micro, frame.state
 
     def _end_root(self, frame: _Frame) -> None:
@@ -356,7 +360,10 @@ class OperatorListener(Listener):
         local.running = True
         started = time.perf_counter()
         try:
-            with restored(func, local.autocast):
+            if local.autocast or torch.is_inference_mode_enabled():
+                with restored(func, local.autocast):
+                    out = func(*args, **kwargs)
+            else:
                 out = func(*args, **kwargs)
         except BaseException as error:
             made.seconds = time.perf_counter() - started
@@ -453,15 +460,16 @@ class OperatorListener(Listener):
         if sampling.counts:
             for slot, tensor in made.inputs:
                 self._count(made, slot, tensor)
-        if session.selector.slots("input"):
+        if self._takes_inputs:
             unwritten = self._unwritten
             for slot, tensor in made.inputs:
-                why = "overwritten without being read" if slot in made.overload.overwritten else ""
+                why = OVERWRITTEN if slot in made.overload.overwritten else ""
                 if unwritten and not why and _storage(tensor) in unwritten:
                     why = "memory that was not written yet"
                 made.see(slot, self._sights.unreadable(tensor, why) if why else self._sights.sight(tensor, slot, made), why)
-        for device, state in made.states():
-            made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
+        if made.overload.random:
+            for device, state in made.states():
+                made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
 
     def _end(self, made: Made, out: Any, error: str) -> None:
         local = self._local
@@ -478,18 +486,18 @@ class OperatorListener(Listener):
     def _finish_operator(self, made: Made, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
-        if made.written and session.selector.slots("output"):
+        if made.written and self._takes_outputs:
             for slot, tensor, same in results:
                 if overload.uninitialised and tensor.numel():
                     self._unwritten[_storage(tensor)] = StorageRef(tensor)
                     made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 elif same and (seen := made.seen.get(same)) is not None:
                     made.see(slot, seen, "")
+                elif self._unwritten and self._still_unwritten(made, slot, tensor):
+                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 else:
-                    if self._unwritten and slot.startswith("mutated"):
-                        self._unwritten.pop(_storage(tensor), None)
                     unsettled = overload.view or bool(overload.writes)
-                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled), "")
+                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled, new=not unsettled), "")
         elif self._unwritten or overload.uninitialised:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
@@ -515,6 +523,12 @@ class OperatorListener(Listener):
                 forward=made.forward,
             )
         )  # fmt: skip
+
+    def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
+        """Is this a view of memory that nobody wrote? What was written now is no longer among it."""
+        if slot.startswith("mutated"):
+            self._unwritten.pop(_storage(tensor), None)
+        return made.overload.view and _storage(tensor) in self._unwritten
 
     def _count(self, made: Made, slot: str, tensor: Any) -> None:
         if self.session.options.keep != "none":
