@@ -434,7 +434,8 @@ class Comparison(msgspec.Struct, frozen=True):
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
-    views: the rows of each view that was asked for.
+    views: the rows of each view that was asked for. asked: arguments of `compare` that decide who faces whom and what may be run, where
+    they are not the defaults and can be written down.
     """
 
     status: str
@@ -463,6 +464,7 @@ class Comparison(msgspec.Struct, frozen=True):
     third: ThirdRun | None = None
     generation: Generation | None = None
     views: dict[str, tuple[ViewRow, ...]] = {}
+    asked: dict[str, Any] = {}
 
 
 class OutputError(msgspec.Struct, frozen=True):
@@ -671,3 +673,23 @@ class TokenComparison(TokenMatch, frozen=True, kw_only=True):
     newly_failing: tuple[int, ...] = ()
     newly_passing: tuple[int, ...] = ()
     p_value: float | None = None
+
+
+class Reproduction(msgspec.Struct, frozen=True):
+    """A script that shows the fault of one finding.
+
+    path: of the script. operators: what it runs, in order. how: "compiled", "kernel", "semantic", "parameter" or "recorded" (only what
+    was recorded shows the fault here). default: the side that it judges unasked. holds: it fails so, and passes as the reference ran;
+    None where it was not run. seen: what each side said. sentence: all that in words. seconds: from the start to the end.
+    """
+
+    path: str
+    finding: str
+    operators: tuple[str, ...]
+    how: str
+    default: str
+    holds: bool | None
+    sentence: str
+    seen: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0

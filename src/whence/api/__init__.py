@@ -11,6 +11,7 @@ from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.operators import chosen_operators, signatures
 from whence.api.patching import locate
+from whence.api.reproducing import repro
 from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
 from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
 from whence.api.sided import compare_labels, run_labels
@@ -20,5 +21,5 @@ __all__ = [
     "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "diff_results", "doctor",
     "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include", "label",
     "load_comparison", "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover",
-    "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
+    "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
 ]  # fmt: skip

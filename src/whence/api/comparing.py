@@ -67,6 +67,13 @@ class CompareOptions:
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
+def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -> tuple[Read, Read, align.Aligned]:
+    """Both runs as they are compared, and the plan with the runs it speaks of."""
+    within = functools.partial(inside, allow=options.allow) if options.replay else None
+    own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
+    return own, other, align.align(own, other, match=options.match, chart=options.chart, inside=within)
+
+
 def compare_runs(
     reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
 ) -> Comparison:
@@ -81,9 +88,7 @@ def compare_runs(
 
     with _Timer(timing, "plan"):
         reference, target, labelled = labelled_plain(reference, target)
-        within = functools.partial(inside, allow=options.allow) if options.replay else None
-        own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
-        aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
+        own, other, aligned = brought_face_to_face(reference, target, options)
         left, right = Read(aligned.reference), Read(aligned.target)
 
     def beside(run: Run) -> Read:

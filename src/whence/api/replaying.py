@@ -167,7 +167,7 @@ class Replayer:
         inputs, strides = self.target.arrays({s: faced[s].target_record for s in program.inputs if s in faced})
         params = _Params(self, loaded, [(faced[s], given.get(s, True)) for s in program.params if s in faced], semantics)
         produced = {slot: self.target.run.array(pair.target_record) for slot, pair in outputs.items()}
-        chosen = self._dtypes(faced, outputs, produced)
+        chosen = self.working_dtypes(faced, outputs, produced)
         inputs |= {slot: array for slot, record in lent.items() if (array := self.reference.lent(record, chosen[1])) is not None}
         if any(inside & loaded.needs(slot) for slot in outputs):
             # What hangs in a cache is read by calls inside, not by this one's own operators.
@@ -311,7 +311,7 @@ class Replayer:
         a, b = self.reference.run.records[pair.reference_record], self.target.run.records[pair.target_record]
         return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape
 
-    def _dtypes(
+    def working_dtypes(
         self, faced: Mapping[str, SlotPair], outputs: Mapping[str, SlotPair], produced: Mapping[str, Array]
     ) -> tuple[str, str]:  # fmt: skip
         """(dtype of the wide replay, dtype of the working one) for what the target produced."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +114,9 @@ def compare(
     else:
         result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given)
     if folder is not None:
+        asked = {"mapping": mapping, "match": match if match != "auto" else None, "allow": list(allow), "policy": policy, "model": model}
+        given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}
+        result = msgspec.structs.replace(result, asked={k: v for k, v in given_by_name.items() if v and isinstance(v, (str, list))})
         write(result, folder)
     return result
 

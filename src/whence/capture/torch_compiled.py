@@ -34,18 +34,18 @@ class _Open(threading.local):
         self.switched = self.again = 0
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
 class Trap:
-    """Calls `met` on the thread that is about to run compiled code, and `left` behind it.
+    """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and `left` behind it.
 
     Does nothing where dynamo is not loaded or knows no such function. `left` may stay out: code that switches dynamo with a context manager
     of its own has no frame to wait for (`running` says).
     """
 
-    def __init__(self, met: Callable[[], None]) -> None:
+    def __init__(self, met: Callable[[Any], None]) -> None:
         self._met, self._left = met, _nothing
         self._open = _Open()
         self._module: Any = None
@@ -77,7 +77,7 @@ class Trap:
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)
             prior = original(None)  # else dynamo compiles what follows here
-            self._met()
+            self._met(args[0] if args else None)
             done = self._switched(caller, name == _AGAIN)
             original(*args, **kwargs)
             if done:

@@ -23,7 +23,7 @@ import torch
 
 from whence.arrays import host
 from whence.arrays import torch as tensors
-from whence.capture import torch_ranks
+from whence.capture import torch_ranks, torch_settings
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample
@@ -119,6 +119,7 @@ class Listener:
         self.model = model
         self.active = self._removed = False
         self._trap = Trap(self._met_compiled)
+        self._compilers = torch_settings.Compilers()
         self._local = _Thread()
         self._known: dict[int, Known] = {}
         self._learned = 0
@@ -487,7 +488,7 @@ class Listener:
             "matmul_precision": torch.get_float32_matmul_precision(),
             "torch": str(torch.__version__),
         }
-        settings |= torch_ranks.facts()
+        settings |= torch_settings.numerics() | torch_ranks.facts()
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             settings["attention"] = attention
@@ -507,6 +508,7 @@ class Listener:
             frame.note = "scripted: inside not seen"
         elif module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
             frame.note = "compiled: inside not seen"
+            self._tell_compiler(frame, module)
         takes_inputs = self.session.selector.slots("input")
         self._take_params(frame)
         found: list[tuple[str, Any]] = []
@@ -780,8 +782,15 @@ class Listener:
                 frame.refs.append(Ref(where, number, edge))
                 return
 
-    def _met_compiled(self) -> None:
+    def _tell_compiler(self, frame: _Frame, compiled: Any) -> None:
+        told = self._compilers.met(frame.root.name, frame.scope, compiled)
+        if told is not None:
+            self.session.note("compiled", msgspec.json.encode(told).decode(), frame.scope)
+
+    def _met_compiled(self, callback: Any) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
+        if self._local.stack and callback not in (None, False):
+            self._tell_compiler(self._local.stack[-1], callback)
         for frame in self._local.stack:
             if frame.recorder is not None and frame.recorder.listening:
                 frame.recorder.abandon("runs compiled code")

@@ -221,7 +221,7 @@ class OperatorListener(Listener):
 
     # ---- compiled code
 
-    def _met_compiled(self) -> None:
+    def _met_compiled(self, callback: Any) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
         local = self._local
         depth = torch._C._len_torch_dispatch_stack()
@@ -233,6 +233,7 @@ class OperatorListener(Listener):
         if local.stack and self.active:
             frame = local.stack[-1]
             frame.note = frame.note or "runs compiled code: inside not seen"
+            self._tell_compiler(frame, callback)
         elif self.active and "" not in self._passed:
             self._passed.add("")
             self.session.note("inside-not-seen", "compiled code ran outside any module: its operators are not recorded")

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -58,6 +58,14 @@ class _Part:
     operations: frozenset[int]
     inputs: frozenset[int]
     params: frozenset[str]
+
+
+class Watch(Protocol):
+    """Sees what a run does: tensors by slot at its begin, every operator with its arguments, then its results."""
+
+    def given(self, tensors: dict[str, Any]) -> None: ...
+    def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def made(self, results: list[Any]) -> None: ...
 
 
 class Held:
@@ -134,6 +142,7 @@ class Loaded:
         outputs: Sequence[str] | None = None,
         child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None = None,
         trace: Callable[[int, Array], None] | None = None,
+        watch: Watch | None = None,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -145,7 +154,7 @@ class Loaded:
         stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
         outputs: only these are computed, from what they need. child: called where the recording called its k-th module, if what that
         left is not among `inputs`; takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
-        trace: called with every operation's number and its first result, after it ran.
+        trace: called with every operation's number and its first result, after it ran. watch: sees every operator as it is run.
         Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
@@ -180,7 +189,7 @@ class Loaded:
             tuple((slot, tuple(t.shape), t.dtype) for slot, t in held.items()),
             stepwise, part.outputs, child is None,
         )  # fmt: skip
-        execution = _Execution(self, ins, held, policy, stepwise, bounded=child is None and key in self._bounded)
+        execution = _Execution(self, ins, held, policy, stepwise, bounded=child is None and key in self._bounded, watch=watch)
 
         def enter(k: int) -> None:
             assert child is not None
@@ -577,7 +586,11 @@ _FILLED = frozenset({"zeros", "ones", "full", "empty"})
 class _Execution:
     """One run: an environment of results, freed after their last use."""
 
-    def __init__(self, loaded: Loaded, ins: list[Any], params: dict[str, Any], policy: _Policy, stepwise: bool, *, bounded: bool) -> None:
+    def __init__(
+        self, loaded: Loaded, ins: list[Any], params: dict[str, Any], policy: _Policy, stepwise: bool, *, bounded: bool,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
+        self.watch = watch
         self.loaded, self.ins, self.params, self.policy, self.stepwise, self.bounded = loaded, ins, params, policy, stepwise, bounded
         self.env: list[list[Any] | None] = []
         self.constants: dict[int, Any] = {}
@@ -585,6 +598,8 @@ class _Execution:
         self.total = 0
         self.data_dependent = False
         self.shapes = [tuple(t.shape) if t is not None else () for t in ins]
+        if watch is not None:
+            watch.given({slot: t for slot, t in zip(loaded.program.inputs, ins) if t is not None} | params)
 
     def all(self, part: _Part, enter: Callable[[int], None] | None, trace: Callable[[int, Array], None] | None) -> None:
         """Run what `part` names; `enter` is called where a child's call lies, `trace` with what each operation made."""
@@ -602,6 +617,8 @@ class _Execution:
             except Exception as error:  # a program may hold anything its operators' schemas allow
                 text = f"{type(error).__name__}: {str(error)[:200]}"
                 raise ReplayRefused(f"{step.operation.name} failed: {text}") from error
+            if self.watch is not None:
+                self.watch.made(self.env[place] or [])
             if trace is not None and (made := self.env[place]):
                 trace(place, to_host(made[0]).copy())
             for done in step.last_use:
@@ -657,12 +674,17 @@ class _Execution:
         operation = step.operation
         args = tuple(self.decode(a) for a in operation.args)
         if step.func is None:
-            return [self.policy.cast(args[0], args[2])]
+            cast = self.policy.cast(args[0], args[2])
+            if self.watch is not None:
+                self.watch.runs(place, "aten._to_copy.default", (args[0],), {"dtype": cast.dtype})
+            return [cast]
         kwargs = {k: self.decode(v) for k, v in operation.kwargs.items()}
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         args, kwargs = self.dtypes(step, args, kwargs)
         named = dict(zip(step.names, args)) | kwargs
+        if self.watch is not None:
+            self.watch.runs(place, operation.name, args, kwargs)
         self.length = max(self.length, stepwise.reduction_length(step.base, named))
         if not self.bounded:
             self.bound(step, args, kwargs)

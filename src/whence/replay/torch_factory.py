@@ -93,6 +93,11 @@ class Borrowed:
             part.training = call.training
 
     @property
+    def module(self) -> Any:
+        """The copy of the user's module that is run."""
+        return self._module
+
+    @property
     def kind(self) -> str:
         """The class of the module."""
         return type(self._module).__name__

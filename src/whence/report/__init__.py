@@ -7,6 +7,7 @@ from whence.report.labels import labels_answer, labels_csv
 from whence.report.locating import location
 from whence.report.operators import operators
 from whence.report.planning import plan_json, plan_map, plan_text
+from whence.report.reproducing import reproduction
 from whence.report.tested import tested_csv, tested_text, written
 from whence.report.text import answer
 from whence.report.tokens import tokens_csv, tokens_json, tokens_text
@@ -15,6 +16,6 @@ from whence.report.views import view_csv
 
 __all__ = [
     "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "operators", "plan_json",
-    "plan_map", "plan_text", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv", "tokens_json",
-    "tokens_text", "view_csv", "views", "written",
+    "plan_map", "plan_text", "reproduction", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv",
+    "tokens_json", "tokens_text", "view_csv", "views", "written",
 ]  # fmt: skip

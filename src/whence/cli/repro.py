@@ -1,0 +1,46 @@
+"""Write a script that shows the fault of a finding: one operator, its real inputs, run as the target ran it and as the reference did.
+
+\b
+    whence repro cmp -o repro
+    whence repro cmp --finding 2 -o repro2
+    python repro/repro.py                       as the target ran: fails
+    python repro/repro.py --side reference      as the reference ran: passes
+
+The script needs torch only, and its data file beside it; `pytest repro.py` runs it as a test. It is run both ways once it is written.
+
+Exit code: 0 it fails as the target ran and passes as the reference did, 2 it does not, 3 nothing can be run again.
+"""
+
+from __future__ import annotations
+
+import click
+
+from whence.cli._progress import teller
+
+
+@click.command("repro", help=__doc__)
+@click.argument("comparison", metavar="CMP")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Folder for repro.py and repro.safetensors.")
+@click.option("--finding", type=click.IntRange(1), default=1, show_default=True, help="Which finding, as whence compare lists them.")
+@click.option("--force", is_flag=True, help="Write into a folder that holds files.")
+@click.option("--no-run", is_flag=True, help="Write the script and do not run it.")
+@click.option(
+    "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, where no program of the call was recorded; it is run."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+def command(comparison: str, output: str, finding: int, force: bool, no_run: bool, model: str | None, form: str) -> int:
+    """Words -> `api.repro` -> report -> exit code."""
+    import msgspec
+
+    from whence import api, report
+
+    say, wipe = teller()
+    try:
+        made = api.repro(comparison, output, finding=finding, force=force, run=not no_run, model=model, tell=say)
+    finally:
+        wipe()
+    if form == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
+    else:
+        click.echo(report.reproduction(made), nl=False)
+    return 0 if made.holds is not False else 2

@@ -1,0 +1,149 @@
+"""What a program did on given inputs, operator by operator, with real tensors: the ground on which an operator is singled out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Value(NamedTuple):
+    """A tensor of a trace, by number."""
+
+    number: int
+
+
+@dataclass
+class Step:
+    """One operator as it ran. args, kwargs: with `Value` for tensors. results: numbers of what it made. given: tensors it read, as
+    they were then. place: its operation in the program.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: int
+    given: dict[int, Any] = field(default_factory=dict)
+    results: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> list[int]:
+        """Numbers of the tensors it reads, each once, in order."""
+        return list(dict.fromkeys(numbers([*self.args, *self.kwargs.values()])))
+
+
+def numbers(value: Any) -> Iterator[int]:
+    """Numbers of the values in arguments."""
+    if isinstance(value, Value):
+        yield value.number
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from numbers(item)
+
+
+class Trace:
+    """A `Watch` that keeps everything. tensors: by number, as they are at the end. slots: number of each input and parameter.
+
+    copies: keep what an operator reads as it was then, for a program that writes in place.
+    """
+
+    def __init__(self, *, copies: bool = False) -> None:
+        self.steps: list[Step] = []
+        self.slots: dict[str, int] = {}
+        self.tensors: list[Any] = []
+        self.by_place: dict[int, list[int]] = {}
+        self._copies = copies
+        self._known: dict[int, int] = {}
+        self._pending: Step | None = None
+
+    def given(self, tensors: dict[str, Any]) -> None:
+        for slot, tensor in tensors.items():
+            self.slots[slot] = self._number(tensor)
+
+    def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        step = Step(name, tuple(self._encode(a) for a in args), {k: self._encode(v) for k, v in kwargs.items()}, place)
+        step.given = {n: self.tensors[n].clone() if self._copies else self.tensors[n] for n in step.reads}
+        self._pending = step
+
+    def made(self, results: Sequence[Any]) -> None:
+        step, self._pending = self._pending, None
+        if step is None:
+            return
+        before = len(self.tensors)
+        step.results = tuple(self._number(t) for t in results)
+        self.by_place[step.place] = list(step.results)
+        if len(self.tensors) > before or not step.name.startswith("aten._to_copy"):  # a cast that had nothing to do
+            self.steps.append(step)
+
+    def _number(self, tensor: Any) -> int:
+        found = self._known.get(id(tensor))
+        if found is None:
+            found = self._known[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)  # kept, so that no other tensor gets its id
+        return found
+
+    def _encode(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return Value(self._number(value))
+        if isinstance(value, (list, tuple)):
+            return [self._encode(item) for item in value]
+        return value
+
+
+@dataclass
+class Piece:
+    """Consecutive operators of a trace on their own. inputs: numbers of what they read from outside, tensors beside them.
+
+    results: what is judged, as numbers. slots: of inputs that are parameters of a module, their names.
+    """
+
+    steps: list[Step]
+    inputs: dict[int, Any]
+    results: tuple[int, ...]
+    slots: dict[int, str] = field(default_factory=dict)
+
+    def run(self, given: Sequence[Any]) -> list[Any]:
+        """Results on these inputs, in the order of `inputs` and `results`; nothing given may be needed afterwards."""
+        env = dict(zip(self.inputs, given))
+
+        def decode(value: Any) -> Any:
+            if isinstance(value, Value):
+                return env[value.number]
+            return [decode(item) for item in value] if isinstance(value, list) else value
+
+        for step in self.steps:
+            out = overload(step.name)(*(decode(a) for a in step.args), **{k: decode(v) for k, v in step.kwargs.items()})
+            env.update(zip(step.results, flat_results(out)))
+        return [env[n] for n in self.results]
+
+
+def overload(name: str) -> Any:
+    """The operator of a step, whose name came from a program that was checked when it was loaded."""
+    namespace, base, over = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), over)
+
+
+def flat_results(out: Any) -> list[Any]:
+    """Tensors of a result in order."""
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [t for item in out for t in flat_results(item)] if isinstance(out, (list, tuple)) else []
+
+
+def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Piece:
+    """Operators [begin, end) alone. results: what is judged; () for what the last one made and what is read after them."""
+    steps = trace.steps[begin:end]
+    made: set[int] = set()
+    inputs: dict[int, Any] = {}
+    for step in steps:
+        for n in step.reads:
+            if n not in made and n not in inputs:
+                inputs[n] = step.given[n]
+        made.update(step.results)
+    if not results:
+        later = {n for step in trace.steps[end:] for n in step.reads}
+        results = tuple(n for step in steps for n in step.results if n in later or step is steps[-1])
+    slots = {n: slot.partition("@")[0][6:] for slot, n in trace.slots.items() if slot.startswith("param.")}
+    return Piece(steps, inputs, tuple(dict.fromkeys(results)), slots)

@@ -1,0 +1,203 @@
+"""What a repro is made of: tensors with their layouts, literals, the check, and the search for the operator."""
+
+import ast
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from whence import judge  # noqa: E402
+from whence.errors import ReplayRefused  # noqa: E402
+from whence.records import Operation, Program  # noqa: E402
+from whence.replay import torch_drill, torch_script, torch_three_way  # noqa: E402
+from whence.replay.flat import Node, flatten  # noqa: E402
+from whence.replay.programs import load  # noqa: E402
+from whence.replay.torch_trace import Trace, piece  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def test_tensors_come_back_with_their_layout_and_share_what_they_shared(tmp_path):
+    base = torch.arange(60.0)
+    tensors = {
+        "plain": torch.randn(3, 4), "turned": torch.randn(5, 7).t(), "expanded": torch.randn(4, 1).expand(4, 6),
+        "windows": base.as_strided((4, 3), (2, 1), 5), "whole": base, "half": torch.randn(6).bfloat16(),
+        "flags": torch.tensor([True, False]), "complex": torch.randn(3, dtype=torch.complex64),
+        "scalar": torch.tensor(7), "empty": torch.empty(0, 3),
+    }  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(torch_script.save(tensors))
+    from safetensors import safe_open  # the vendor's own reader takes the file
+
+    with safe_open(path, "pt") as file:
+        assert torch.equal(file.get_tensor("plain"), tensors["plain"])
+    back = torch_three_way.load(path, {torch_script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()})
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].stride() == tensor.stride()
+        assert torch.equal(back[name], tensor)
+    back["whole"][6] = 99.0
+    assert back["windows"][0, 1] == 99.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_check_is_that_of_the_judge(dtype):
+    torch.manual_seed(1)
+    x = torch.randn(40, 30, dtype=torch.float64)
+    r, w = x.exp(), x.to(dtype).exp()
+    for far in (0.0, 1e-3, 0.3):
+        y = (r * (1 + far * torch.rand_like(r))).to(dtype)
+        score, words = torch_three_way.beyond_rounding(y, r, w, terms=9)
+        host = [t.numpy() if t.dtype is not torch.bfloat16 else t.float().numpy() for t in (y, r, w)]
+        if dtype is torch.bfloat16:
+            import ml_dtypes
+
+            host[0], host[2] = host[0].astype(ml_dtypes.bfloat16), host[2].astype(ml_dtypes.bfloat16)
+        local = judge.local(host[0], host[1], host[2], reduction_length=9)
+        parts = local.parts()
+        assert math.isclose(score, max(parts["rho"], parts["z"]), rel_tol=1e-6), words
+
+
+def test_the_check_of_nan_shapes_and_integers():
+    x = torch.ones(4)
+    assert torch_three_way.beyond_rounding(torch.tensor([1.0, math.nan, 1, 1]), x.double(), x)[0] == math.inf
+    both = torch.tensor([1.0, math.nan, 1, 1])
+    assert torch_three_way.beyond_rounding(both, both.double(), both)[0] <= 1
+    assert torch_three_way.beyond_rounding(x[:3], x.double(), x)[0] == math.inf
+    assert torch_three_way.beyond_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3]))[0] == math.inf
+    assert torch_three_way.beyond_rounding(torch.empty(0), torch.empty(0).double(), torch.empty(0))[0] == 0
+
+
+def test_float64_reaches_casts_and_constructors():
+    def half(x):
+        y = torch.ops.aten._to_copy.default(x, dtype=torch.bfloat16)
+        return [y + torch.ops.aten.full.default([3], 1 / 3), x + 0]
+
+    made = torch_three_way.wide(half, {"x": torch.tensor([1.0, 2.0, 1 / 3])})
+    assert made[0].dtype == torch.float64
+    assert made[0].tolist() == [x + 1 / 3 for x in (1.0, 2.0, float(np.float32(1 / 3)))]
+
+
+@pytest.mark.parametrize("value", [None, True, -3, 0.1, math.inf, -math.inf, 2 - 3j, "a'\"\\\n", [1, [2.5, None]], torch.bfloat16])
+def test_literals_read_back(value):
+    assert repr(eval(torch_script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
+
+
+def test_nothing_else_is_a_literal():
+    for value in (object(), print, {"a": 1}, torch.ones(1)):
+        with pytest.raises(ReplayRefused):
+            torch_script.literal(value)
+
+
+def traced(operations, outputs, **given):
+    program = Program("p", tuple(operations), tuple(given), tuple(outputs), input_dtypes=("float32",) * len(given), base="float32")
+    loaded = load(program)
+    trace = Trace()
+    made = loaded.run(given, {}, watch=trace)
+    return trace, [trace.by_place[o["op"][0]][o["op"][1]] for _, o in outputs], made
+
+
+def test_words_of_a_run_cannot_leave_the_docstring():
+    x = np.ones((2, 3), np.float32)
+    trace, results, _ = traced([Operation("aten.relu.default", ({"in": 0},))], [("output.0", {"op": [0, 0]})], **{"input.0": x})
+    evil = '""" + print(1) + """ \\" \n import os\x1b[2J'
+    way = torch_drill.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
+    case = torch_script.Case(piece(trace, 0, 1, results), None, way, way, title=evil, story=[evil, evil])
+    text, tensors = torch_script.script(case)
+    tree = ast.parse(text)
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print" and n.lineno < 20]
+    assert "import os\n\n" not in text.partition('"""\n\n')[0]
+    assert "\x1b" not in text
+    assert "threads" not in text.partition("def check")[0].partition("import torch")[2]
+    assert list(tensors) == ["x"]
+
+
+def test_settings_of_a_compiler_that_are_taken_over():
+    pytest.importorskip("torch._inductor")
+    asked = {
+        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "cpp.cxx": "evil", "max_fusion_size": 3, "no_such_name": 1,
+        "epilogue_fusion": "a;b", "cuda.cutlass_dir": "x", "__class__": 1, "trace.enabled": True,
+        "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
+    }  # fmt: skip
+    fine, left = torch_drill.known_config("torch._inductor.config", asked)
+    assert fine == {
+        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "max_fusion_size": 3, "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
+    }  # fmt: skip
+    assert sorted([*fine, *left]) == sorted(asked)
+
+
+def chain():
+    x = np.linspace(-2, 2, 600, dtype=np.float32).reshape(20, 30)
+    steps = [
+        Operation("aten.sin.default", ({"in": 0},)), Operation("aten.abs.default", ({"op": [0, 0]},)),
+        Operation("aten.log1p.default", ({"op": [1, 0]},)), Operation("aten.exp.default", ({"op": [2, 0]},)),
+    ]  # fmt: skip
+    return traced(steps, [("output.0", {"op": [3, 0]})], **{"input.0": x})
+
+
+class Broken(torch.utils._python_dispatch.TorchDispatchMode):
+    """Operators of a machine on which `after`, run right behind `before` ("" for anything), is off."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.seen = names, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if name != "clone":
+            self.seen.append(name)
+        return out * 1.01 if tuple(self.seen[-len(self.names) :]) == self.names else out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [(("log1p",), (2, 3)), (("abs", "log1p"), (1, 3)), (("sin", "abs", "log1p", "exp"), (0, 4)), (("nothing",), None)],
+)
+def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
+    trace, results, _ = chain()
+    run = torch_drill.Piece.run
+
+    def off(self, given):
+        if not monkeypatch_on:
+            return run(self, given)
+        with Broken(*wrong):
+            return run(self, given)
+
+    monkeypatch_on = False
+    real = torch_drill.run_as
+
+    def run_as(way, pieces):
+        nonlocal monkeypatch_on
+        monkeypatch_on = True
+        try:
+            return real(way, pieces)
+        finally:
+            monkeypatch_on = False
+
+    monkeypatch.setattr(torch_drill.Piece, "run", off)
+    monkeypatch.setattr(torch_drill, "run_as", run_as)
+    drilled = torch_drill.Drill(trace, results, torch_drill.Way()).smallest()
+    assert (drilled and (drilled.begin, drilled.end)) == found
+
+
+def test_a_child_is_put_where_it_was_called():
+    inner = Program(
+        "i", (Operation("aten.mul.Tensor", ({"in": 0}, {"param": "param.w"})),
+              Operation("aten.view.default", ({"op": [0, 0]}, [{"dim": [0, 0]}, -1]))),
+        ("input.0",), (("output.0", {"op": [1, 0]}),), ("param.w",), input_dtypes=("float32",), base="float32",
+    )  # fmt: skip
+    outer = Program(
+        "o", (Operation("aten.sin.default", ({"in": 0},)), Operation("aten.add.Tensor", ({"in": 1}, {"in": 0}))),
+        ("input.0", "0:output.0"), (("output.0", {"op": [1, 0]}), ("0:input.0", {"op": [0, 0]})),
+        input_dtypes=("float32", "float32"), base="float32", calls=((0, 1),),
+    )  # fmt: skip
+    nodes = {0: Node(0, outer, (5,), frozenset({0}), {}), 5: Node(5, inner, (), frozenset(), {"input.0": (4, 6)})}
+    flat = flatten(0, nodes.__getitem__)
+    assert [o.name.split(".")[1] for o in flat.program.operations] == ["sin", "mul", "view", "add"]
+    assert flat.origins == {"input.0": (0, "input.0"), "param.w@5": (5, "param.w")}
+    x, w = np.random.default_rng(0).standard_normal((2, 4, 6)).astype(np.float32)
+    made = load(flat.program).run({"input.0": x}, {"param.w@5": w})["output.0"]
+    np.testing.assert_allclose(made, np.sin(x) * w + x, rtol=1e-6)
