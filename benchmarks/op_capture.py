@@ -42,10 +42,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Model(512, given.width, given.layers, 4)
-    tokens = torch.randint(0, 512, (1, given.tokens))
 
     def step() -> None:
         model.zero_grad()
+        tokens = torch.randint(0, 512, (1, given.tokens))  # others each time: equal activations would be known by their hashes
         model(tokens).logsumexp(-1).mean().backward()
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -42,6 +42,11 @@ def digest_at(address: int, nbytes: int) -> bytes:
     return xxhash.xxh3_128_digest(_view(address, nbytes, 0x100))
 
 
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """The bytes at an address as an array, read-only, without a copy. nbytes = 0: the address is not looked at."""
+    return np.frombuffer(_view(address, nbytes, 0x100), np.uint8) if nbytes else np.empty(0, np.uint8)
+
+
 def use_kernels(on: bool = True) -> None:
     """From now on take statistics with the compiled pass (on), or with numpy (off).
 
@@ -89,9 +94,7 @@ def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sk
         found = _structs(count, _describe[0](address, count, code, 1))
         if found:
             return found
-    if nbytes == 0:
-        return _plain(np.empty(0, np.uint8), dtype)
-    return _plain(np.frombuffer(_view(address, nbytes, 0x100), np.uint8), dtype)
+    return _plain(bytes_at(address, nbytes), dtype)
 
 
 def _structs(count: int, row: tuple[Any, ...]) -> tuple[Statistics, Sketch] | None:

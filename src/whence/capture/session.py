@@ -21,8 +21,10 @@ from whence.capture.options import CaptureOptions
 from whence.capture.selection import Selector
 from whence.capture.words import size as size_words
 from whence.errors import StoreFailed, UsageError
-from whence.records import Call, External, Note, Program, Sink, Statistics, Step
+from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 
+FIGURES = 1 << 12
+"""Figures of so many contents are remembered: a view has those of its base."""
 OnRecord = Callable[[str, str, Any], Any]
 
 
@@ -67,6 +69,8 @@ class Session:
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.sampled = options.samples is not None
+        self._never = {"none": "topology only (--keep none)", "stats": "statistics only (--keep stats)"}.get(options.keep, "")
+        self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
         self._orders = itertools.count()
         self._open_sink = open_sink
@@ -210,7 +214,7 @@ class Session:
         self,
         dtype: str,
         shape: tuple[int, ...],
-        data: np.ndarray[Any, np.dtype[np.uint8]],
+        data: np.ndarray[Any, np.dtype[np.uint8]] | None,
         digest: bytes,
         *,
         scope: str,
@@ -225,36 +229,41 @@ class Session:
         tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
         external: External | None = None,
         address: int = 0,
+        nbytes: int = 0,
         keep: bool | None = None,
     ) -> int:
         """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow.
 
-        Returns its id, -1 after a failure. data: all its canonical bytes, lying at `address` (0: not known). base, tail: only
+        Returns its id, -1 after a failure. data: all its canonical bytes, None when they are the `nbytes` at `address`. base, tail: only
         `tail`, what follows record base[0] along axis base[1], is written.
         value: the framework's tensor, for a user's on_record. keep: whether elements were wanted when the call of this tensor
         began, so that no call is kept by half; None asks now.
         """
         statistics = sketch = None
-        why, payload = "", None
-        if self.options.keep == "none":
-            why = "topology only (--keep none)"
-        else:
-            statistics, sketch = host.statistics_at(address, data.size, dtype) if address else host.statistics(data, dtype)
-            if self.options.keep == "stats":
-                why = "statistics only (--keep stats)"
-            elif not self.selector.elements(scope, slot):
+        why, payload = self._never, None
+        if self.options.keep != "none":
+            known = self._figures.get((digest, dtype))
+            if known is None:
+                known = host.statistics_at(address, nbytes, dtype) if data is None else host.statistics(data, dtype)
+                if len(self._figures) >= FIGURES:
+                    self._figures.clear()
+                self._figures[digest, dtype] = known
+            statistics, sketch = known
+        if not why:
+            if not self.selector.elements(scope, slot):
                 why = "statistics only (--no-inputs)"
             elif not (self.elements_on if keep is None else keep):
                 why = "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
+            elif tail is not None:
+                payload = tail
             else:
-                payload = data if tail is None else tail
-        name = f"{scope}:{slot}"
-        columns = self._columns(op_type, name, value) if self._on_record is not None else None
+                payload = host.bytes_at(address, nbytes) if data is None else data
+        columns = self._columns(op_type, f"{scope}:{slot}", value) if self._on_record is not None else None
         if self.options.print_pattern is not None and self.selector.prints(scope):
-            self._print(name, dtype, shape, statistics)
+            self._print(f"{scope}:{slot}", dtype, shape, statistics)
         try:
-            sink = self.sink()
-            before = sink.nbytes
+            sink = self._sink or self.sink()
+            before = sink.nbytes if slot.startswith("param.") else -1
             number = sink.record(
                 dtype, shape, payload, digest, statistics, sketch,
                 why=why, stride=stride, storage_offset=storage_offset, device=device, columns=columns, subclass=subclass,
@@ -265,7 +274,7 @@ class Session:
             self.fail(str(error))
             return -1
         self.records += 1
-        if slot.startswith("param."):
+        if before >= 0:
             self._parameter_bytes += sink.nbytes - before
         return number
 
@@ -285,7 +294,7 @@ class Session:
     def call(self, call: Call) -> None:
         """Take a finished call."""
         try:
-            self.sink().call(call)
+            (self._sink or self.sink()).call(call)
             self.calls += 1
         except StoreFailed as error:
             self.fail(str(error))

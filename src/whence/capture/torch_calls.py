@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,19 +20,22 @@ _OVERWRITE = {
     "_foreach_zero_", "_foreach_copy_",
 }  # fmt: skip
 _MAX_TEXT = 1000
+_NO_OPERATORS = ("profiler.", "debug_mode_ops.")  # marks of tools
 
 
 class Overload:
     """What must be known of an overload for every call of it, worked out once."""
 
     __slots__ = (
-        "base", "func", "implied", "kinds", "listed", "name", "overwritten", "positional", "random", "sizes", "slots", "statistics",
-        "uninitialised", "view", "writes",
+        "base", "func", "implied", "key", "listed", "name", "overwritten", "plain", "positional", "random", "sizes", "slots", "statistics",
+        "tool", "uninitialised", "view", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         facts, schema = facts_of(func), func._schema
         self.func, self.name, self.base, self.positional, self.view = func, facts.name, facts.base, facts.positional, facts.view
+        self.key = f"/{self.name}"
+        self.tool = self.name.startswith(_NO_OPERATORS)
         self.slots = {a.name: f"input.{a.name}" for a in schema.arguments}
         self.statistics = facts.base in STATISTICS_WRITERS
         self.writes = facts.writes
@@ -41,6 +43,8 @@ class Overload:
         blind = out | (set(facts.writes) if facts.base in _OVERWRITE else set())
         self.overwritten = frozenset(f"input.{name}" for name in blind)
         self.uninitialised = facts.base in UNINITIALISED
+        # All that may be said of a result is that it is new, or a view.
+        self.plain = not self.writes and not self.statistics and not self.uninitialised
         self.random = facts.random
         self.sizes = any("int" in str(a.real_type) for a in schema.arguments)
         # (argument, result) that the schema says are one tensor.
@@ -58,59 +62,44 @@ class Overload:
         return self.random and draws(facts_of(self.func), named)
 
 
-@functools.lru_cache(maxsize=8192)
+_OVERLOADS: dict[int, Overload] = {}  # by id, for the hash of one is a function of Python's; an Overload keeps it
+
+
 def overload_of(func: Any) -> Overload:
-    return Overload(func)
+    found = _OVERLOADS.get(id(func))
+    if found is None:
+        found = _OVERLOADS[id(func)] = Overload(func)
+    return found
 
 
 class Made:
     """A call of an operator that is being recorded. above: the frame or region it is in. inputs: (slot, tensor), in schema order.
 
+    called: what it is called with, positional and by name. seen: (record, edge, form) by slot.
     It is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are wanted.
     """
 
     __slots__ = (
-        "above",
-        "args",
-        "arguments",
-        "forward",
-        "given",
-        "inputs",
-        "keep",
-        "kwargs",
-        "looks",
-        "notes",
-        "occurrence",
-        "order",
-        "overload",
-        "phase",
-        "place",
-        "ranges",
-        "refs",
-        "scope",
-        "seconds",
-        "seen",
-        "source",
-        "tally",
-        "unseen",
-        "written",
+        "_given", "above", "arguments", "called", "forward", "inputs", "keep", "notes", "occurrence", "order", "overload", "phase", "place",
+        "ranges", "refs", "scope", "seconds", "seen", "source", "tally", "unseen", "written",
     )  # fmt: skip
-    args: list[Any]
-    kwargs: dict[str, Any]
+    _given: dict[str, Any] | None
+    occurrence: int
+    place: int
+    ranges: dict[str, list[Any]] | None
+    tally: Any
 
-    def __init__(self, overload: Overload, order: int, scope: str, phase: str, above: Any, forward: int, source: str, func: Any) -> None:
+    def __init__(self, overload: Overload, order: int, scope: str, phase: str, above: Any, forward: int, source: str, called: Any) -> None:
         self.overload, self.order, self.scope, self.phase, self.above = overload, order, scope, phase, above
-        self.forward, self.source = forward, source
+        self.forward, self.source, self.called = forward, source, called
         self.keep, self.written, self.seconds = False, True, 0.0
-        self.occurrence = self.place = 0
         self.refs: list[Ref] = []
-        self.seen: dict[str, Any] = {}
-        self.looks: dict[str, Any] = {}
+        self.seen: dict[str, tuple[Any, str, Any]] = {}
+        self.inputs: list[tuple[str, Any]] = []
         self.arguments: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()
         self.unseen = ""
-        self.ranges: dict[str, list[Any]] = {}
-        self.tally: Any = None
+        self._given = self.ranges = self.tally = None
 
     @property
     def op_type(self) -> str:
@@ -123,29 +112,39 @@ class Made:
 
     # ---- before it runs
 
-    def take(self, args: Any, kwargs: Any) -> None:
+    def take(self) -> None:
         """Sort what it was called with."""
-        overload = self.overload
-        self.inputs: list[tuple[str, Any]] = []
-        self.given: dict[str, Any] = {}
-        self.args = [self._taken(name, value) for name, value in zip(overload.positional, args)]
-        self.kwargs = {name: self._taken(name, value) for name, value in kwargs.items()}
+        args, kwargs = self.called
+        inputs, arguments, slots = self.inputs, self.arguments, self.overload.slots
+        for name, value in zip(self.overload.positional, args):
+            kind = type(value)
+            if (kind is _TENSOR or kind is _PARAMETER) and not value.is_nested:
+                inputs.append((slots[name], value))
+            elif kind is int or kind is bool or value is None:
+                arguments[name] = value
+            else:
+                self._take(name, value)
+        for name, value in kwargs.items():
+            self._take(name, value)
 
-    def _taken(self, name: str, value: Any) -> Any:
+    def _take(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
+            self._tensor(self.overload.slots[name], value)
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
             slot = self.overload.slots[name]
-            self.given[name] = value
-            return self._tensor(slot, value)
-        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
-            slot = self.overload.slots[name]
-            self.given[name] = value
             items = [self._tensor(f"{slot}.{i}", v) if isinstance(v, torch.Tensor) else self._encoded(v) for i, v in enumerate(value)]
             if not all(isinstance(v, torch.Tensor) for v in value):
                 self.arguments[name] = items
-            return items
-        self.given[name] = value
-        encoded = self.arguments[name] = self._encoded(value)
-        return encoded
+        else:
+            self.arguments[name] = self._encoded(value)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What it was called with, by name."""
+        if self._given is None:
+            args, kwargs = self.called
+            self._given = dict(zip(self.overload.positional, args)) | kwargs
+        return self._given
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
         inner: Any
@@ -217,7 +216,6 @@ class Made:
     def see(self, slot: str, sight: tuple[Any, str, Any], why: str) -> None:
         """A tensor was sighted: (record, edge, look). why: its elements say nothing."""
         self.seen[slot] = sight
-        self.looks[slot] = sight[2]
         self.refs.append(Ref(slot, sight[0], sight[1]))
         if why and slot.startswith("input.") and slot not in self.overload.overwritten:
             self.unseen = self.unseen or "works on memory that was not written yet"
@@ -227,7 +225,7 @@ class Made:
     def results(self, out: Any) -> list[tuple[str, Any, str]]:
         """(slot, tensor, slot of the written argument that it is) of what it wrote, then of what it returned."""
         overload = self.overload
-        if type(out) is torch.Tensor and not overload.writes and not overload.statistics:
+        if type(out) is _TENSOR and not overload.writes and not overload.statistics:
             return [("output.0", out, "")]
         found: list[tuple[str, Any, str]] = []
         ids: dict[int, str] = {}
@@ -255,20 +253,20 @@ class Made:
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
         """Slots that share a storage, each with the first one of it, as far as the schema does not say so."""
-        if len(self.inputs) < 2 and not self.overload.view:
+        view = self.overload.view
+        if len(self.inputs) < 2 and not view:
             return ()
+        # Only a view shares memory with what went in, as far as a schema goes.
+        candidates = self.inputs + [(s, t) for s, t, _ in results if s.startswith("output")] if view else self.inputs
         first: dict[int, str] = {}
         found = []
-        implied = self.overload.implied
-        # Only a view shares memory with what went in, as far as a schema goes.
-        made = ((s, t) for s, t, _ in results if s.startswith("output")) if self.overload.view else ()
-        for slot, tensor in (*self.inputs, *made):
+        for slot, tensor in candidates:
             try:
                 storage = tensor.untyped_storage()._cdata
             except (RuntimeError, NotImplementedError, AttributeError):
                 continue
             earlier = first.setdefault(storage, slot)
-            if earlier != slot and (earlier, slot) not in implied:
+            if earlier is not slot and (earlier, slot) not in self.overload.implied:
                 found.append((earlier, slot))
         return tuple(found)
 
@@ -288,8 +286,8 @@ class Made:
             if any(s.startswith(tuple(written)) for pair in shared for s in pair):
                 return None, "writes into memory that two of its inputs share"
         key = (
-            self.overload.name, tuple(self.looks.items()), repr(self.arguments), torch.get_default_dtype(),
-            torch.is_inference_mode_enabled(),
+            self.overload.name, tuple((slot, form) for slot, (_, _, form) in self.seen.items()), repr(self.arguments),
+            torch.get_default_dtype(), torch.is_inference_mode_enabled(),
             tuple(t.requires_grad for _, t in self.inputs) if torch.is_inference_mode_enabled() else (),
         )  # fmt: skip
         known = _PROGRAMS.get(key)
@@ -324,9 +322,10 @@ class Made:
             slots.append(slot)
             dtypes.append(NAMES[tensor.dtype])
         name = METADATA_ONLY.get(overload.name, overload.name)
-        kwargs = {k: _operand(v, operands) for k, v in self.kwargs.items() if not (k == "pin_memory" or v is None)}
+        kwargs = {k: _operand(self._form(k), operands) for k, v in self.called[1].items() if not (k == "pin_memory" or v is None)}
+        args = zip(overload.positional, self.called[0])
         place = len(operations)
-        operations.append(Operation(name, tuple(_operand(v, operands) for v in self.args), kwargs))
+        operations.append(Operation(name, tuple(_operand(self._form(k), operands) for k, _ in args), kwargs))
         outputs: list[tuple[str, Any]] = []
         at = 0
         for slot, _, _ in self.results(out):
@@ -345,10 +344,19 @@ class Made:
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         return msgspec.structs.replace(program, id=digest), ""
 
+    def _form(self, name: str) -> Any:
+        """An argument as plain values, {"slot": ...} where it is a tensor."""
+        if name in self.arguments:
+            return self.arguments[name]
+        slot, value = self.overload.slots[name], self.given[name]
+        return {"slot": slot} if isinstance(value, torch.Tensor) else [{"slot": f"{slot}.{i}"} for i in range(len(value))]
+
     # ---- figures of all calls of a signature
 
     def range_of(self, slot: str) -> Callable[[Statistics], None]:
         """Takes the figures of a slot of this call; they may come later."""
+        if self.ranges is None:
+            self.ranges = {}
         held = self.ranges.setdefault(slot, [None, None, 0, 0])
 
         def take(figures: Statistics) -> None:
@@ -357,6 +365,7 @@ class Made:
         return take
 
 
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _PROGRAMS: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
 

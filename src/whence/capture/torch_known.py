@@ -7,52 +7,60 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
+from whence.arrays import host
 from whence.records import Ref
 
 _read = ctypes.string_at
+expired = torch.UntypedStorage._expired
 
 
 UNSETTLED = -1
 """The version of what an operator wrote or made a view of, seen inside the operator: torch counts it up behind it."""
 
 
-class Seen:
+FULL_BYTES = 1 << 16
+"""Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this takes about 5 us."""
+
+
+class StorageRef(msgspec.Struct, gc=False, eq=False):
+    """A weak reference to a storage: pins its address, frees its bytes."""
+
+    cdata: int
+
+    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
+        free(self.cdata)
+
+
+def storage_ref(tensor: Any) -> StorageRef:
+    """A weak reference to the storage of a tensor."""
+    return StorageRef(tensor.untyped_storage()._weak_ref())
+
+
+class Seen(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
-    version: None of an inference tensor; UNSETTLED until the next look. kept: whether its elements were wanted. probe: a sample of its
-    bytes, b"" where none was taken.
+    id: of the record; `Pending` while it is on its way. version: None of an inference tensor; UNSETTLED until the next look. kept: whether
+    its elements were wanted. span: bytes of memory that its elements lie in. probe: what `look` said of them, b"" when it was not asked.
     """
 
-    __slots__ = ("digest", "id", "kept", "probe", "storage", "version")
-
-    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any, kept: bool, probe: bytes = b"") -> None:
-        self.id: Any = number  # of the record; Pending while it is on its way
-        self.digest, self.version, self.storage, self.kept, self.probe = digest, version, storage, kept, probe
+    id: Any
+    digest: bytes
+    version: int | None
+    storage: StorageRef
+    kept: bool
+    probe: bytes = b""
+    span: int = 0
 
     def agrees(self, version: int | None, keep: bool) -> bool:
         """Is a tensor of this version, of which elements are wanted or not, this one as far as its bytes are equal too?"""
-        if (keep and not self.kept) or not self.alive():
+        if (keep and not self.kept) or expired(self.storage.cdata):
             return False
         if self.version == UNSETTLED:
             self.version = version
         return self.version == version
-
-    def alive(self) -> bool:
-        return not torch.UntypedStorage._expired(self.storage.cdata)
-
-
-class StorageRef:
-    """A weak reference to a storage: pins its address, frees its bytes."""
-
-    __slots__ = ("cdata",)
-
-    def __init__(self, tensor: Any) -> None:
-        self.cdata = tensor.untyped_storage()._weak_ref()
-
-    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
-        free(self.cdata)
 
 
 class Pending:
@@ -130,6 +138,19 @@ class Root:
         self.calls = 0
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
+
+
+def look(pointer: int, span: int) -> bytes:
+    """What tells whether so many bytes of memory changed: their hash, of more than `FULL_BYTES` a sample. b"" when there are none."""
+    return host.digest_at(pointer, span) if 0 < span <= FULL_BYTES else sample(pointer, span)
+
+
+def span_of(tensor: Any) -> int:
+    """Bytes from the first element of a strided tensor to the end of its last."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    return int((last + 1) * tensor.element_size()) if tensor.numel() else 0
 
 
 def sample(pointer: int, nbytes: int) -> bytes:

@@ -6,24 +6,34 @@ import sys
 from typing import Any
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 NoFunctions = torch._C.DisableTorchFunction
+_depth, _pop, _push = torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
 
 
 class Quiet:
     """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is done inside."""
 
-    __slots__ = ("_function", "_modes")
+    __slots__ = ("_all", "_function", "_modes")
 
     def __enter__(self) -> None:
         self._function = NoFunctions()
         self._function.__enter__()
-        self._modes = _disable_current_modes()
-        self._modes.__enter__()
+        self._modes: list[Any] = []
+        self._all: Any = None
+        if _len_torch_dispatch_stack_pre_dispatch():
+            self._all = _disable_current_modes()
+            self._all.__enter__()
+        else:
+            self._modes += [_pop(None) for _ in range(_depth())]
 
     def __exit__(self, *exc: Any) -> None:
-        self._modes.__exit__(*exc)
+        for mode in reversed(self._modes):
+            _push(mode)
+        if self._all is not None:
+            self._all.__exit__(*exc)
         self._function.__exit__(*exc)
 
 

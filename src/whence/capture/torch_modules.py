@@ -26,7 +26,7 @@ from whence.arrays import torch as tensors
 from whence.capture import torch_ranks, torch_settings
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside
-from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample
+from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
@@ -126,7 +126,7 @@ class Listener:
         self._lock = threading.RLock()
         self._sights = Sights(
             session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy,
-            sampled=session.options.level == "op",
+            again=session.options.level == "op",
         )  # fmt: skip
         self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
@@ -741,7 +741,7 @@ class Listener:
         frame.started = time.perf_counter()
         frame.reads = []
         # As it is now: what the call itself hangs there is nothing that it was given.
-        hanging = {layout(t): (slot + path, StorageRef(t)) for slot, watched in frame.objects for path, t in watched.items()}
+        hanging = {layout(t): (slot + path, storage_ref(t)) for slot, watched in frame.objects for path, t in watched.items()}
         frame.recorder = Recorder(
             found, params, casts=not asks_for_listeners(module), find=lambda tensor: self._find(frame, hanging, tensor)
         )  # fmt: skip

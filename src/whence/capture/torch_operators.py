@@ -17,19 +17,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.capture.session import Session
-from whence.capture.torch_calls import Made, overload_of
+from whence.capture.torch_calls import Made, Overload, overload_of
 from whence.capture.torch_compiled import inside
-from whence.capture.torch_known import Root, StorageRef
+from whence.capture.torch_known import Root, StorageRef, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
 from whence.capture.torch_overloads import AUTOCAST_KEYS, restored
 from whence.capture.torch_sampling import Sampling
 from whence.capture.torch_sources import source_here
-from whence.records import OVERWRITTEN, Call
+from whence.records import OVERWRITTEN, Call, Ref
 
 FORWARDS = 1 << 17
 """Of so many forward operators it is known which autograd node is theirs; older ones are forgotten."""
-_NO_OPERATORS = ("profiler.", "debug_mode_ops.")  # marks of tools
+_OVERLOAD, _TENSOR = torch._ops.OpOverload, torch.Tensor
+_depth, _backward_task, _backward_node = (
+    torch._C._len_torch_dispatch_stack, torch._C._current_graph_task_id, torch._C._current_autograd_node,
+)  # fmt: skip
+_tracing, _inference, _grad = torch._C._get_tracing_state, torch.is_inference_mode_enabled, torch.is_grad_enabled
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]
@@ -342,37 +346,38 @@ class OperatorListener(Listener):
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         local = self._local
         if (
-            local.running or local.busy or not self.active or type(func) is not torch._ops.OpOverload
-            or (types and _is_traced(types)) or torch._C._get_tracing_state() is not None
+            local.running or local.busy or not self.active or type(func) is not _OVERLOAD
+            or (types and _is_traced(types)) or _tracing() is not None
         ):  # fmt: skip
             return self._pass(func, args, kwargs)
         made: Made | None = None
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
-                made = self._begin(func, args, kwargs)
+            with self._lock, Quiet() if _depth() else NoFunctions():
+                made = self._begin(local, func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
         finally:
             local.busy = False
         if made is None:
             return self._pass(func, args, kwargs)
+        autocast = local.autocast
         local.running = True
         started = time.perf_counter()
         try:
-            if local.autocast or torch.is_inference_mode_enabled():
-                with restored(func, local.autocast):
+            if autocast or _inference():
+                with restored(func, autocast):
                     out = func(*args, **kwargs)
             else:
                 out = func(*args, **kwargs)
         except BaseException as error:
             made.seconds = time.perf_counter() - started
             local.running = False
-            self._end(made, None, _words(error))
+            self._end(local, made, None, _words(error))
             raise
         made.seconds = time.perf_counter() - started
         local.running = False
-        self._end(made, out, "")
+        self._end(local, made, out, "")
         return out
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -383,17 +388,18 @@ class OperatorListener(Listener):
         with restored(func, self._local.autocast):
             return func(*args, **kwargs)
 
-    def _begin(self, func: Any, args: Any, kwargs: Any) -> Made | None:
-        session, local = self.session, self._local
+    def _begin(self, local: _Local, func: Any, args: Any, kwargs: Any) -> Made | None:
+        session = self.session
         if session.failed:
             self.active = False
             return None
         self._trap.set()
         overload = overload_of(func)
-        if overload.name.startswith(_NO_OPERATORS):
+        if overload.tool:
             return None
-        frame = local.stack[-1] if local.stack else None
-        task = torch._C._current_graph_task_id() != -1
+        stack = local.stack
+        frame = stack[-1] if stack else None
+        task = _backward_task() != -1
         forward, source = -1, ""
         above: Any
         if frame is not None and (not task or frame.phase == "recompute"):
@@ -401,7 +407,7 @@ class OperatorListener(Listener):
             if frame.note.startswith("scripted"):
                 return None
         elif task:
-            node = torch._C._current_autograd_node()
+            node = _backward_node()
             if node is not None and type(node).__name__ == "CompiledFunctionBackward":
                 self._note_compiled_backward()
                 return None
@@ -419,16 +425,18 @@ class OperatorListener(Listener):
         order = session.next_order()
         if not source:
             source = source_here()
-        if phase in ("forward", "recompute") and torch.is_grad_enabled():
+        if phase != "backward" and _grad() and phase != "optimizer":
             self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, wanted))
         if not wanted:
             return None
-        made = Made(overload, order, scope, phase, above, forward, source, func)
+        made = Made(overload, order, scope, phase, above, forward, source, (args, kwargs))
         above.operators += 1
         made.place = above.operators
-        prefix = "" if phase == "forward" else f"{phase}:"
-        made.occurrence = _counted(above.state, f"{prefix}{scope}/{overload.name}")
-        self._take_arguments(made, args, kwargs)
+        counts = above.state
+        key = scope + overload.key if phase == "forward" else f"{phase}:{scope}{overload.key}"
+        made.occurrence = counts[key] = counts.get(key, -1) + 1
+        made.take()
+        self._take_inputs_of(made)
         return made
 
     def _remember(self, number: int, what: tuple[str, str, int, bool]) -> None:
@@ -444,38 +452,41 @@ class OperatorListener(Listener):
             self._passed.add("backward")
             self.session.note("inside-not-seen", "the backward pass of compiled code: its operators are not recorded")
 
-    def _take_arguments(self, made: Made, args: Any, kwargs: Any) -> None:
-        session, sampling = self.session, self._sampling
-        made.take(args, kwargs)
-        chosen = sampling.choose(made)
-        made.keep = session.elements_on and chosen
-        if made.keep:
+    def _take_inputs_of(self, made: Made) -> None:
+        session, sampling, overload = self.session, self._sampling, made.overload
+        chosen = not sampling.on or sampling.choose(made)
+        if chosen and session.elements_on:
             session.over_budget(made.scope, made.above.step, self._sights.waiting_bytes)
             made.keep = session.elements_on
-        if not sampling.writes(made, chosen):
-            made.written = False
-            for slot, tensor in made.inputs:
-                self._count(made, slot, tensor)
-            return
-        if sampling.counts:
-            for slot, tensor in made.inputs:
-                self._count(made, slot, tensor)
+        if sampling.on:
+            made.written = sampling.writes(made, chosen)
+            if sampling.counts:
+                for slot, tensor in made.inputs:
+                    self._count(made, slot, tensor)
+            if not made.written:
+                return
         if self._takes_inputs:
-            unwritten = self._unwritten
+            again, keep, seen, refs = self._sights.again, made.keep, made.seen, made.refs
+            doubtful = self._unwritten or overload.overwritten
             for slot, tensor in made.inputs:
-                why = OVERWRITTEN if slot in made.overload.overwritten else ""
-                if unwritten and not why and _storage(tensor) in unwritten:
-                    why = "memory that was not written yet"
-                made.see(slot, self._sights.unreadable(tensor, why) if why else self._sights.sight(tensor, slot, made), why)
-        if made.overload.random:
+                if doubtful and (why := self._unreadable_input(overload, slot, tensor)):
+                    made.see(slot, self._sights.unreadable(tensor, why), why)
+                    continue
+                sight = seen[slot] = again(tensor, keep) or self._sight(tensor, slot, made, tried=True)
+                refs.append(Ref(slot, sight[0], sight[1]))
+        if overload.random:
             for device, state in made.states():
-                made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
+                made.see(f"state.{device}", self._sight(state, f"state.{device}", made), "")
 
-    def _end(self, made: Made, out: Any, error: str) -> None:
-        local = self._local
+    def _unreadable_input(self, overload: Overload, slot: str, tensor: Any) -> str:
+        if slot in overload.overwritten:
+            return OVERWRITTEN
+        return "memory that was not written yet" if self._unwritten and _storage(tensor) in self._unwritten else ""
+
+    def _end(self, local: _Local, made: Made, out: Any, error: str) -> None:
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, Quiet() if _depth() else NoFunctions():
                 if not self.session.failed:
                     self._finish_operator(made, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
@@ -486,24 +497,11 @@ class OperatorListener(Listener):
     def _finish_operator(self, made: Made, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
-        if made.written and self._takes_outputs:
-            for slot, tensor, same in results:
-                if overload.uninitialised and tensor.numel():
-                    self._unwritten[_storage(tensor)] = StorageRef(tensor)
-                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
-                elif same and (seen := made.seen.get(same)) is not None:
-                    made.see(slot, seen, "")
-                elif self._unwritten and self._still_unwritten(made, slot, tensor):
-                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
-                else:
-                    unsettled = overload.view or bool(overload.writes)
-                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled, new=not unsettled), "")
-        elif self._unwritten or overload.uninitialised:
-            for slot, tensor, _ in results:
-                if overload.uninitialised and tensor.numel():
-                    self._unwritten[_storage(tensor)] = StorageRef(tensor)
-                elif slot.startswith("mutated"):
-                    self._unwritten.pop(_storage(tensor), None)
+        if overload.plain and not self._unwritten:
+            if made.written and self._takes_outputs:
+                self._take_plain(made, results)
+        else:
+            self._take_results_of(made, results)
         if self._sampling.counts:
             if not overload.uninitialised:
                 for slot, tensor, _ in results:
@@ -523,6 +521,38 @@ class OperatorListener(Listener):
                 forward=made.forward,
             )
         )  # fmt: skip
+
+    def _take_plain(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
+        """Results that are new tensors or views of what went in, of which all was written."""
+        view, keep = made.overload.view, made.keep
+        base = made.inputs[0][1] if view and made.inputs else None
+        for slot, tensor, _ in results:
+            sight = None
+            if base is not None and type(base) in (_TENSOR, torch.nn.Parameter):
+                sight = self._sights.again(tensor, keep, base)
+            sight = made.seen[slot] = sight or self._sight(tensor, slot, made, unsettled=view, tried=True)
+            made.refs.append(Ref(slot, sight[0], sight[1]))
+
+    def _take_results_of(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
+        overload = made.overload
+        if made.written and self._takes_outputs:
+            for slot, tensor, same in results:
+                if overload.uninitialised and tensor.numel():
+                    self._unwritten[_storage(tensor)] = storage_ref(tensor)
+                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
+                elif same and (seen := made.seen.get(same)) is not None:
+                    made.see(slot, seen, "")
+                elif self._unwritten and self._still_unwritten(made, slot, tensor):
+                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
+                else:
+                    unsettled = overload.view or bool(overload.writes)
+                    made.see(slot, self._sight(tensor, slot, made, unsettled=unsettled, tried=True), "")
+        else:
+            for slot, tensor, _ in results:
+                if overload.uninitialised and tensor.numel():
+                    self._unwritten[_storage(tensor)] = storage_ref(tensor)
+                elif slot.startswith("mutated"):
+                    self._unwritten.pop(_storage(tensor), None)
 
     def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
         """Is this a view of memory that nobody wrote? What was written now is no longer among it."""

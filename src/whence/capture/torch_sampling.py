@@ -39,12 +39,13 @@ class Sampling:
     """Chooses by the options `samples` and `dedup`. The choice rests on the seed, the operator and the number of its call alone:
 
     of every operator the calls with the lowest hashes so far keep their elements, so two runs of one program keep the same ones.
-    counts: is every call counted and ranged, because not every one is written?
+    on: is there a choice to make? counts: is every call counted and ranged, because not every one is written?
     """
 
     def __init__(self, session: Session) -> None:
         options = session.options
         self._session, self._samples, self.counts = session, options.samples, options.dedup
+        self.on = self.counts or self._samples is not None
         self._seed = options.seed or 0
         self._called: dict[str, int] = {}
         self._lowest: dict[str, list[int]] = {}
@@ -85,7 +86,7 @@ class Sampling:
         tally.seconds += made.seconds
         tally.scopes[made.scope] = tally.scopes.get(made.scope, 0) + 1
         tally.phases[made.phase] = tally.phases.get(made.phase, 0) + 1
-        tally.held.append(made.ranges)
+        tally.held.append(made.ranges or {})
         if len(tally.held) > 64:
             tally.held = [_merged(tally.held)]
 

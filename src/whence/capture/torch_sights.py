@@ -6,7 +6,6 @@ at where they lie; a device tensor goes through the staging ring, and which reco
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ import torch
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_known import UNSETTLED, Pending, Seen, StorageRef, address_of
+from whence.capture.torch_known import FULL_BYTES, UNSETTLED, Pending, Seen, address_of, expired, look, sample, span_of, storage_ref
 from whence.capture.torch_objects import Watched
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref, Statistics
@@ -38,18 +37,19 @@ class Sighter(Protocol):
 class Sights:
     """Records tensors into a session.
 
-    sampled: of a CPU tensor with a version that was seen before, a sample of the bytes tells whether it is the same. Where every operator
-    is seen there is hardly another way to write it, and hashing the inputs of each would cost as much as all the rest.
+    again: a CPU tensor that was seen before is known again by its version and its memory where it lies, of more than `FULL_BYTES` by a
+    sample. Where every operator is seen there is hardly another way to write it, and hashing the weights for each would cost as much as all
+    the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged: send CPU tensors through the ring
     too. on_error: called with what failed on the ring's thread. busy: called there before anything of the user's may run.
     """
 
     def __init__(
         self, session: Session, *, find_external: FindExternal | None, staged: bool, on_error: Callable[[Exception], None],
-        busy: Callable[[], None], sampled: bool = False,
+        busy: Callable[[], None], again: bool = False,
     ) -> None:  # fmt: skip
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy, self._sampled = on_error, busy, sampled
+        self._on_error, self._busy, self._remembers = on_error, busy, again
         self.ring: Ring | None = None
         self._live: dict[tuple[Any, ...], Seen] = {}
 
@@ -79,7 +79,7 @@ class Sights:
 
     def prune(self) -> None:
         """Forget tensors that are gone."""
-        self._live = {k: s for k, s in self._live.items() if s.alive()}
+        self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
 
     def close(self) -> None:
         """Wait for what is on its way and forget everything."""
@@ -100,16 +100,16 @@ class Sights:
         parameter: bool = False,
         grows: tuple[Watched, str] | None = None,
         unsettled: bool = False,
-        new: bool = False,
+        tried: bool = False,
     ) -> tuple[Any, str, Any]:
         """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride).
 
         unsettled: an operator that is still running wrote it or made a view of it, so torch has not counted its version yet.
-        new: an operator made it just now.
+        tried: `again` is not to be asked: it was, or an operator made or wrote this just now.
         """
         kind = type(tensor)
-        if self._sampled and not (new or unsettled) and (kind is torch.Tensor or kind is torch.nn.Parameter) and tensor.is_cpu:
-            found = self._again(tensor, frame.keep)
+        if self._remembers and not tried:
+            found = self.again(tensor, frame.keep)
             if found is not None:
                 return found
         session = self._session
@@ -121,9 +121,7 @@ class Sights:
                 why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
                 return self.unreadable(tensor, why)
             tensor = inner[0][1]
-        elif (
-            not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        ) and not tensors.readable(tensor):
+        elif (not tensor.is_cpu or tensor.layout is not _STRIDED or _is_transformed(tensor)) and not tensors.readable(tensor):
             return self.unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
         if tensor.is_nested:
             return self.unreadable(tensor, "several tensors of different lengths")
@@ -135,57 +133,79 @@ class Sights:
         contiguous = tensor.is_contiguous()
         stride = () if contiguous else tensor.stride()
         pointer = address_of(tensor)
-        look = (dtype, shape, stride)
+        form = (dtype, shape, stride)
         if pointer:
-            key: tuple[Any, ...] = (pointer, look)
+            key: tuple[Any, ...] = (pointer, form)
         elif tensor.numel():
             return self.unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
         else:
-            key = (tensor.untyped_storage()._cdata, look)
+            key = (tensor.untyped_storage()._cdata, form)
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
-            return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows, unsettled), look
-        probe = _probe(pointer, tensor) if self._sampled and pointer and version is not None else b""
-        data = None
+            return *self._sight_staged(tensor, form, version, key, known, slot, frame, subclass, parameter, grows, unsettled), form
+        data, probe, span = None, b"", 0
         if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
             digest = host.digest_at(pointer, nbytes)
+            if self._remembers:
+                span, probe = nbytes, digest if nbytes <= FULL_BYTES else sample(pointer, nbytes)
         else:
-            data = tensors.canonical(tensor)
-            pointer, nbytes = data.__array_interface__["data"][0], data.size
-            digest = host.digest(data)
+            if self._remembers and pointer and not (tensor.is_neg() or tensor.is_conj()):
+                span = span_of(tensor)
+                probe = look(pointer, span)
+            if dtype[0] == "c" or tensor.is_neg():
+                data = tensors.canonical(tensor)
+                pointer, nbytes = data.__array_interface__["data"][0], data.size
+            else:
+                copy = tensor.detach().contiguous()
+                pointer, nbytes = copy.data_ptr(), copy.nbytes
+            digest = host.digest_at(pointer, nbytes)
         if known is not None and known.digest == digest and known.agrees(version, frame.keep):
             if unsettled:
                 known.version = UNSETTLED
-            return known.id, "content" if version is None else "identity", look
+            return known.id, "content" if version is None else "identity", form
         base = tail = external = None
         if grows is not None:
             base, tail = self._increment(grows, tensor, dtype, shape)
-        if data is None:
-            data = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8) if nbytes else _EMPTY
         if parameter and self._find_external is not None and session.elements_on and nbytes >= 1 << 16:
-            external = self._find_external(digest, dtype, shape, data)
+            external = self._find_external(digest, dtype, shape, host.bytes_at(pointer, nbytes) if data is None else data)
         number = session.record(
             dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=frame.op_type, value=tensor, stride=stride,
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
-            keep=frame.keep,
+            nbytes=nbytes, keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep, probe)
+        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, storage_ref(tensor), frame.keep, probe, span)
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
-        return number, "", look
+        return number, "", form
 
-    def _again(self, tensor: Any, keep: bool) -> tuple[Any, str, Any] | None:
-        """The sight of a plain CPU tensor that was seen before, None where that is not certain."""
-        try:
-            version, pointer = tensor._version, tensor.data_ptr()
-            look = (_NAMES[tensor.dtype], tensor.shape, () if tensor.is_contiguous() else tensor.stride())
-            known = self._live.get((pointer, look))
-            if known is None or not known.probe or known.probe != _probe(pointer, tensor) or not known.agrees(version, keep):
-                return None
-        except (RuntimeError, KeyError, ValueError, NotImplementedError):  # of inference, without memory, of another layout
+    def again(self, tensor: Any, keep: bool, base: Any = None) -> tuple[Any, str, Any] | None:
+        """The sight of a plain CPU tensor that was seen before and is as it was, None where that is not certain.
+
+        base: of a view that an operator makes now: the tensor whose version it will have.
+        """
+        kind = type(tensor)
+        if (kind is not _TENSOR and kind is not _PARAMETER) or not tensor.is_cpu or tensor.layout is not _STRIDED:
             return None
-        return known.id, "identity", look
+        try:
+            pointer = tensor.data_ptr()
+            form = (_NAMES[tensor.dtype], tensor.shape, () if tensor.is_contiguous() else tensor.stride())
+        except (RuntimeError, KeyError, ValueError, NotImplementedError):  # without memory, of a dtype without a name, nested
+            return None
+        known = self._live.get((pointer, form))
+        if known is None:
+            return None
+        span = known.span
+        if not 0 < span <= FULL_BYTES:
+            if not span or known.version == UNSETTLED or known.version is None or sample(pointer, span) != known.probe:
+                return None
+        elif host.digest_at(pointer, span) != known.probe:
+            return None
+        holder = tensor if base is None else base
+        version = None if holder.is_inference() else holder._version
+        if not known.agrees(version, keep) or tensor.is_neg() or tensor.is_conj():
+            return None
+        return known.id, "content" if version is None else "identity", form
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
         """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
@@ -236,7 +256,7 @@ class Sights:
         return (old[0], axis), tensors.canonical(tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis]))
 
     def _sight_staged(
-        self, tensor: Any, look: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
+        self, tensor: Any, form: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
         known: Seen | None, slot: str, frame: Sighter, subclass: str, parameter: bool, grows: tuple[Watched, str] | None,
         unsettled: bool,
     ) -> tuple[Pending, str]:  # fmt: skip
@@ -247,10 +267,10 @@ class Sights:
         if self.ring is None:
             self.ring = Ring(on_error=self._on_error)
         session, op_type, device, keep = self._session, frame.op_type, str(tensor.device), frame.keep
-        scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), look
+        scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), form
         earlier = known if known is not None and known.agrees(version, frame.keep) else None
         pending = Pending()
-        storage = earlier.storage if earlier is not None else StorageRef(tensor)
+        storage = earlier.storage if earlier is not None else storage_ref(tensor)
         now = self._live[key] = Seen(pending, b"", UNSETTLED if unsettled else version, storage, frame.keep)
 
         def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
@@ -287,14 +307,6 @@ def _resolved(call: Call) -> Call:
     return msgspec.structs.replace(call, refs=tuple(refs))
 
 
-def _probe(pointer: int, tensor: Any) -> bytes:
-    """Some bytes from the middle of its memory: what a write of all its elements changes."""
-    if tensor.is_contiguous():
-        nbytes = tensor.nbytes
-        return _read(pointer + nbytes // 2 - 32, 64) if nbytes > 64 else _read(pointer, nbytes)
-    return _read(pointer, tensor.element_size()) if tensor.numel() else b""
-
-
 _NAMES = tensors.NAMES
-_read = ctypes.string_at
-_EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
+_STRIDED, _TENSOR, _PARAMETER = torch.strided, torch.Tensor, torch.nn.Parameter
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor

@@ -16,24 +16,25 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
 _DEMO = _OURS + "demo" + os.sep
 
-_of_the_program: dict[CodeType, bool] = {}
-_lines: dict[tuple[CodeType, int], str] = {}
+# By the id of a code object, which is kept: hashing one takes as long as all the rest.
+_codes: dict[int, tuple[CodeType, dict[int, str] | None]] = {}
 
 
 def source_here() -> str:
     """ "file:line" of the innermost frame of the program, "" where there is none (a thread of torch's)."""
     frame: FrameType | None = sys._getframe(1)
-    known = _of_the_program
+    known = _codes
     while frame is not None:
         code = frame.f_code
-        own = known.get(code)
-        if own is None:
-            own = known[code] = _is_the_program(code.co_filename)
-        if own:
-            key = (code, frame.f_lasti)
-            line = _lines.get(key)
+        found = known.get(id(code))
+        if found is None:
+            found = known[id(code)] = code, {} if _is_the_program(code.co_filename) else None
+        lines = found[1]
+        if lines is not None:
+            at = frame.f_lasti
+            line = lines.get(at)
             if line is None:
-                line = _lines[key] = f"{code.co_filename}:{frame.f_lineno}"
+                line = lines[at] = f"{code.co_filename}:{frame.f_lineno}"
             return line
         frame = frame.f_back
     return ""

@@ -407,11 +407,14 @@ def _is_json(value: object) -> bool:
     """Whether a value holds no inf and no nan: msgspec would write them as null."""
     if type(value) is float:
         return math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
     if isinstance(value, dict):
-        return all(map(_is_json, value.values()))
-    return True
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return True
+    return all(type(v) in _SOUND or _is_json(v) for v in value)
+
+
+_SOUND = frozenset((int, str, bool, type(None)))
 
 
 def _as_json(value: Any) -> Any:
