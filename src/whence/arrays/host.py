@@ -25,6 +25,7 @@ _CHUNK = 1 << 16
 _WIDTH: dict[str, tuple[int, int]] = {name: (d.code, d.itemsize) for name, d in dtypes.DTYPES.items()}
 _describe: list[Callable[[int, int, int, int], tuple[Any, ...]]] = []  # holds the compiled pass while `use_kernels` is on
 
+_READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype = ctypes.py_object
 _view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
@@ -39,12 +40,17 @@ def digest_at(address: int, nbytes: int) -> bytes:
     """xxh3_128 of `nbytes` bytes at an address, which must stay valid for the call. nbytes = 0: the address is not looked at."""
     if nbytes == 0:
         return xxhash.xxh3_128_digest(b"")
-    return xxhash.xxh3_128_digest(_view(address, nbytes, 0x100))
+    return xxhash.xxh3_128_digest(_view(address, nbytes, _READ))
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    """The `nbytes` > 0 bytes at an address, read-only. To be read only while they are there."""
+    return cast(memoryview, _view(address, nbytes, _READ))
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:
     """The bytes at an address as an array, read-only, without a copy. nbytes = 0: the address is not looked at."""
-    return np.frombuffer(_view(address, nbytes, 0x100), np.uint8) if nbytes else np.empty(0, np.uint8)
+    return np.frombuffer(_view(address, nbytes, _READ), np.uint8) if nbytes else np.empty(0, np.uint8)
 
 
 def use_kernels(on: bool = True) -> None:

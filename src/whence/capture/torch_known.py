@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import torch
 
-from whence.arrays import host
 from whence.records import Ref
 
 _read = ctypes.string_at
@@ -43,7 +42,8 @@ class Seen(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
     id: of the record; `Pending` while it is on its way. version: None of an inference tensor; UNSETTLED until the next look. kept: whether
-    its elements were wanted. span: bytes of memory that its elements lie in. probe: what `look` said of them, b"" when it was not asked.
+    its elements were wanted. span: bytes of memory that its elements lie in, 0 when they are not to be looked at there. memory: those, None
+    of more than `FULL_BYTES`; to be read only with a tensor at hand that lies there. probe: their hash, or of more a `sample`.
     """
 
     id: Any
@@ -53,6 +53,7 @@ class Seen(msgspec.Struct, gc=False, eq=False):
     kept: bool
     probe: bytes = b""
     span: int = 0
+    memory: memoryview | None = None
 
     def agrees(self, version: int | None, keep: bool) -> bool:
         """Is a tensor of this version, of which elements are wanted or not, this one as far as its bytes are equal too?"""
@@ -138,11 +139,6 @@ class Root:
         self.calls = 0
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
-
-
-def look(pointer: int, span: int) -> bytes:
-    """What tells whether so many bytes of memory changed: their hash, of more than `FULL_BYTES` a sample. b"" when there are none."""
-    return host.digest_at(pointer, span) if 0 < span <= FULL_BYTES else sample(pointer, span)
 
 
 def span_of(tensor: Any) -> int:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture.session import Session
-from whence.capture.torch_known import FULL_BYTES, UNSETTLED, Pending, Seen, address_of, expired, look, sample, span_of, storage_ref
+from whence.capture.torch_known import FULL_BYTES, UNSETTLED, Pending, Seen, address_of, expired, sample, span_of, storage_ref
 from whence.capture.torch_objects import Watched
 from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Ref, Statistics
@@ -143,16 +144,23 @@ class Sights:
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
             return *self._sight_staged(tensor, form, version, key, known, slot, frame, subclass, parameter, grows, unsettled), form
-        data, probe, span = None, b"", 0
+        data, probe, span, memory = None, b"", 0, None
         if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
-            digest = host.digest_at(pointer, nbytes)
-            if self._remembers:
-                span, probe = nbytes, digest if nbytes <= FULL_BYTES else sample(pointer, nbytes)
+            if self._remembers and nbytes:
+                span = nbytes
+                if nbytes > FULL_BYTES:
+                    digest, probe = host.digest_at(pointer, nbytes), sample(pointer, nbytes)
+                else:
+                    memory = host.memory_at(pointer, nbytes)
+                    digest = probe = _hash(memory)
+            else:
+                digest = host.digest_at(pointer, nbytes)
         else:
             if self._remembers and pointer and not (tensor.is_neg() or tensor.is_conj()):
                 span = span_of(tensor)
-                probe = look(pointer, span)
+                memory = host.memory_at(pointer, span) if 0 < span <= FULL_BYTES else None
+                probe = sample(pointer, span) if memory is None else _hash(memory)
             if dtype[0] == "c" or tensor.is_neg():
                 data = tensors.canonical(tensor)
                 pointer, nbytes = data.__array_interface__["data"][0], data.size
@@ -174,7 +182,9 @@ class Sights:
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
             nbytes=nbytes, keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, storage_ref(tensor), frame.keep, probe, span)
+        self._live[key] = Seen(
+            number, digest, UNSETTLED if unsettled else version, storage_ref(tensor), frame.keep, probe, span, memory
+        )  # fmt: skip
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", form
@@ -193,19 +203,23 @@ class Sights:
         except (RuntimeError, KeyError, ValueError, NotImplementedError):  # without memory, of a dtype without a name, nested
             return None
         known = self._live.get((pointer, form))
-        if known is None:
-            return None
-        span = known.span
-        if not 0 < span <= FULL_BYTES:
-            if not span or known.version == UNSETTLED or known.version is None or sample(pointer, span) != known.probe:
-                return None
-        elif host.digest_at(pointer, span) != known.probe:
+        if known is None or not known.span or (keep and not known.kept) or expired(known.storage.cdata):
             return None
         holder = tensor if base is None else base
         version = None if holder.is_inference() else holder._version
-        if not known.agrees(version, keep) or tensor.is_neg() or tensor.is_conj():
+        if known.memory is None:
+            # The first look after an operator wrote it, or one by content alone, is at all of it.
+            if known.version is None or known.version != version or sample(pointer, known.span) != known.probe:
+                return None
+        elif _hash(known.memory) != known.probe:
             return None
-        return known.id, "content" if version is None else "identity", form
+        elif known.version != version:
+            if known.version != UNSETTLED:
+                return None
+            known.version = version
+        if tensor.is_neg() or tensor.is_conj():
+            return None
+        return known.id, "identity" if version is not None else "content", form
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
         """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
@@ -309,4 +323,5 @@ def _resolved(call: Call) -> Call:
 
 _NAMES = tensors.NAMES
 _STRIDED, _TENSOR, _PARAMETER = torch.strided, torch.Tensor, torch.nn.Parameter
+_hash = xxhash.xxh3_128_digest
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor

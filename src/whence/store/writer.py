@@ -408,13 +408,12 @@ def _is_json(value: object) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return True
-    return all(type(v) in _SOUND or _is_json(v) for v in value)
+        return all(type(v) in _SOUND or _is_json(v) for v in value.values())
+    return not isinstance(value, _SEQUENCES) or all(type(v) in _SOUND or _is_json(v) for v in value)
 
 
 _SOUND = frozenset((int, str, bool, type(None)))
+_SEQUENCES = (list, tuple)
 
 
 def _as_json(value: Any) -> Any:
