@@ -772,7 +772,10 @@ def test_captures_that_overlap(tmp_path):
 
 
 def test_someone_else_wraps_call_meanwhile(tmp_path):
+    from torch._dynamo import utils
+
     original = nn.Module.__call__
+    assert utils.unpatched_nn_module_call is original
     net = Net().eval()
     with whence.capture(net, tmp_path / "run"):
         ours = nn.Module.__call__
@@ -783,6 +786,7 @@ def test_someone_else_wraps_call_meanwhile(tmp_path):
         assert nn.Module.__call__ is theirs
     finally:
         nn.Module.__call__ = original
+    assert utils.unpatched_nn_module_call is original  # else dynamo compiles our wrapper from here on
 
 
 # ---- memory

@@ -51,6 +51,11 @@ def set_call(new: Any) -> None:
     """
     old = torch.nn.Module.__call__
     torch.nn.Module.__call__ = new
+    dynamo_knows(old, new)
+
+
+def dynamo_knows(old: Any, new: Any) -> None:
+    """Where dynamo holds `old` for the way every module is called, it is `new` from now on."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:

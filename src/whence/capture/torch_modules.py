@@ -27,7 +27,7 @@ from whence.capture import torch_ranks, torch_settings
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
-from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
+from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
@@ -196,11 +196,14 @@ class Listener:
         for table in (self._known, self._roots, self._objects, self._signatures, self._families):
             table.clear()
 
-    @staticmethod
-    def _unwrap() -> None:
-        """Take off every wrapper of ours that lies on top and no longer listens."""
+    def _unwrap(self) -> None:
+        """Take off every wrapper of ours that lies on top and no longer listens. Dynamo lets go of one that stays below another's."""
         while (owner := getattr(torch.nn.Module.__call__, "listener", None)) is not None and not owner.active:
             set_call(owner._previous)
+        below: Any = self
+        while below is not None and not below.active:
+            dynamo_knows(below._wrapper, below._previous)
+            below = getattr(below._previous, "listener", None)
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the parent."""
