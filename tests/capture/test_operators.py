@@ -666,3 +666,65 @@ def test_a_failing_disk_ends_the_capture_not_the_program(tmp_path, monkeypatch):
         assert bits(model(torch.ones(1, 2)).detach()) == expected
     monkeypatch.undo()
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def _record_of(run, op, slot, nth=0):
+    made = [c for c in run.calls if c.op == op][nth]
+    return run.records[next(r.record for r in made.refs if r.slot == slot)]
+
+
+@pytest.mark.parametrize("count", [30, 5000, 40000], ids=["small", "16 KiB", "more than is looked at whole"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_a_write_that_torch_does_not_count_is_seen(count, layout, tmp_path):
+    x = torch.zeros(count // 10, 10)
+    x = x.t() if layout == "transposed" else x
+    with whence.capture(nn.Identity(), tmp_path / "run", level="op", keep="stats"):
+        x.exp()
+        x.numpy()[0, 0] = 7.0  # one element, where a sample looks too
+        x.exp()
+    run = open_run(tmp_path / "run")
+    assert [_record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)] == [0.0, 7.0]
+    if count <= 1 << 14:
+        with whence.capture(nn.Identity(), tmp_path / "again", level="op", keep="stats"):
+            x.exp()
+            x.numpy()[1, 2] = 9.0  # anywhere
+            x.exp()
+        run = open_run(tmp_path / "again")
+        assert [_record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)] == [7.0, 9.0]
+
+
+def test_a_part_written_through_a_view_is_another_tensor(tmp_path):
+    x = torch.zeros(300, 300)
+    with whence.capture(nn.Identity(), tmp_path / "run", level="op", keep="stats"):
+        y = x.clone()
+        rows = y.view(90000)
+        rows[5:9].add_(1)  # not where a sample looks
+        rows.sum(), y.sum()
+    run = open_run(tmp_path / "run")
+    assert [_record_of(run, "aten.sum.default", "input.self", n).statistics.zero for n in (0, 1)] == [89996, 89996]
+
+
+def test_conjugate_and_negative_views_are_not_their_base(tmp_path):
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    with whence.capture(nn.Identity(), tmp_path / "run", level="op"):
+        conj = z.conj()
+        z.clone(), conj.clone(), z.clone(), z.imag.clone(), conj.imag.clone()
+    run = open_run(tmp_path / "run")
+    held = [run.array(_record_of(run, "aten.clone.default", "input.self", n).id).tolist() for n in range(5)]
+    assert held == [[1 + 2j, 3 - 1j], [1 - 2j, 3 + 1j], [1 + 2j, 3 - 1j], [2.0, -1.0], [-2.0, 1.0]]
+
+
+@pytest.mark.parametrize("size", [8, 200])
+def test_a_view_made_again_is_the_same_record_until_its_base_changes(size, tmp_path):
+    weight = torch.randn(size, size)
+    with whence.capture(nn.Identity(), tmp_path / "run", level="op", keep="stats"):
+        for n in range(4):
+            weight.t().sum()
+            if n == 2:
+                weight.mul_(2)
+    run = open_run(tmp_path / "run")
+    views = [next(r for r in c.refs if r.slot == "output.0") for c in run.calls if c.op == "aten.t.default"]
+    assert len({v.record for v in views[:3]}) == 1
+    assert [v.edge for v in views] == ["", "identity", "identity", ""]
+    summed = [next(r for r in c.refs if r.slot == "input.self").record for c in run.calls if c.op == "aten.sum.default"]
+    assert summed == [v.record for v in views]
