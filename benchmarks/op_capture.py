@@ -1,9 +1,10 @@
 """What recording operators costs, per operator, beside torch's DebugMode with the hashes it offers to compare two runs.
 
-    python benchmarks/op_capture.py [--json FILE] [--rounds 7] [--layers 4] [--width 128]
+    python benchmarks/op_capture.py [--json FILE] [--rounds 7] [--steps 8] [--layers 4] [--width 128]
 
 A small transformer, torch on one thread, forward and backward; variants run in turn within a round. The figure is the process CPU time
-over that of a bare step, per operator. `stats` is `--level op --keep stats`: inputs, outputs and mutations with statistics and hashes,
+over that of a bare step, per operator: in all, with what it takes to begin and to end (a run gets its index then), and while the steps
+run. `stats` is `--level op --keep stats`: inputs, outputs and mutations with statistics and hashes,
 arguments, aliases, source lines, modules, journal. DebugMode keeps strings in memory: "outputs" hashes what comes out ("norm": the
 L1 norm in float64), "inputs too" what goes in as well, as a comparison needs it; "as much" a norm and a hash of both, with stack traces and
 modules, which is about what `stats` records; "bare" hashes nothing.
@@ -18,6 +19,7 @@ import json
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a variant in a round")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a variant in a round")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=32)
@@ -54,47 +56,53 @@ def main() -> None:
             step()
         count = sum(call.kind == "operator" for call in whence.open_run(path).calls)
 
-        def around(make: Callable[[], Any]) -> Callable[[], None]:
-            def run() -> None:
-                with contextlib.redirect_stderr(io.StringIO()), make():
-                    for _ in range(given.steps):
-                        step()
+        running: dict[str, list[float]] = {}
 
-            return run
-
-        def captured(**options: Any) -> Callable[[], None]:
+        def around(name: str, make: Callable[[], Any]) -> Callable[[], None]:
             def run() -> None:
                 shutil.rmtree(path, ignore_errors=True)
-                with contextlib.redirect_stderr(io.StringIO()), whence.capture(model, path, level="op", **options):
+                with contextlib.redirect_stderr(io.StringIO()), make():
+                    start = time.process_time()
                     for _ in range(given.steps):
                         step()
+                    running.setdefault(name, []).append(time.process_time() - start)
 
             return run
 
-        times = interleave(
-            {
-                "bare": around(contextlib.nullcontext),
-                "stats": captured(keep="stats"),
-                "stats, dedup": captured(keep="stats", dedup=True),
-                "full": captured(),
-                "DebugMode bare": around(lambda: _debug(None)),
-                "DebugMode outputs": around(lambda: _debug(False)),
-                "DebugMode inputs too": around(lambda: _debug(True)),
-                "DebugMode as much": around(lambda: _debug(True, "norm", "hash_tensor", record_stack_trace=True, record_nn_module=True)),
-            },
-            given.rounds,
-        )
+        def captured(**options: Any) -> Callable[[], Any]:
+            return lambda: whence.capture(model, path, level="op", **options)
+
+        variants: dict[str, Callable[[], Any]] = {
+            "bare": contextlib.nullcontext,
+            "stats": captured(keep="stats"),
+            "stats, dedup": captured(keep="stats", dedup=True),
+            "full": captured(),
+            "DebugMode bare": lambda: _debug(None),
+            "DebugMode outputs": lambda: _debug(False),
+            "DebugMode inputs too": lambda: _debug(True),
+            "DebugMode as much": lambda: _debug(True, "norm", "hash_tensor", record_stack_trace=True, record_nn_module=True),
+        }
+
+        times = interleave({name: around(name, make) for name, make in variants.items()}, given.rounds)
     calls = count * given.steps
-    each = {
-        name: statistics.median((a - b) / calls for a, b in zip(spent, times["bare"], strict=True)) * 1e6
-        for name, spent in times.items() if name != "bare"
-    }  # fmt: skip
-    for name, spent in each.items():
-        ratios = "  ".join(f"{each[f'DebugMode {other}'] / spent:5.2f} x" for other in ("outputs", "inputs too", "as much"))
-        print(f"{name:22} {spent:8.1f} us an operator   {ratios}")
-    print(f"{count} operators a step; the ratios are DebugMode with hashes of outputs, of inputs too, and as much, over each line")
+    each, while_running = (
+        {
+            name: statistics.median((a - b) / calls for a, b in zip(spent, table["bare"], strict=True)) * 1e6
+            for name, spent in table.items() if name != "bare"
+        }
+        for table in (times, {name: spent[-given.rounds :] for name, spent in running.items()})
+    )  # fmt: skip
+    print(f"{'us an operator':22} {'in all':>8} {'running':>8}   DebugMode outputs, inputs too, as much, over it: in all | running")
+    for name in each:
+        figures = "  |  ".join(
+            " ".join(f"{table[f'DebugMode {other}'] / table[name]:5.2f} x" for other in ("outputs", "inputs too", "as much"))
+            for table in (each, while_running)
+        )
+        print(f"{name:22} {each[name]:8.1f} {while_running[name]:8.1f}   {figures}")
+    print(f"{count} operators a step")
     if given.json:
-        Path(given.json).write_text(json.dumps({"machine": machine(), "operators": count, "us_per_operator": each}, indent=1))
+        found = {"machine": machine(), "operators": count, "us_per_operator": each, "us_while_running": while_running}
+        Path(given.json).write_text(json.dumps(found, indent=1))
 
 
 @contextlib.contextmanager
