@@ -295,8 +295,9 @@ class Listener:
         if not frame.training or frame.kids:
             return
         before = {ref.slot: ref.record for ref in frame.refs}
-        for name, tensor in frame.layer.named_buffers(include_sublayers=False):
-            # Batch norm writes its running statistics.
+        for name, tensor in _held(frame.layer, False):
+            if not tensor.stop_gradient:
+                continue  # batch norm writes its running statistics, which are parameters without a gradient
             full = f"{frame.scope}.{name}" if frame.scope else name
             number, edge = frame.root.tensors.parameter(
                 tensor, full, scope=frame.scope, slot=f"mutated.{name}", op_type=frame.op_type, sure=True

@@ -10,7 +10,7 @@ from whence.arrays import paddle as tensors
 from whence.capture.points import parse_point
 from whence.capture.session import Session
 from whence.errors import WhenceError
-from whence.records import PATCHED, Run
+from whence.records import PATCHED, Call, Run
 
 _WRITES = "writes "
 
@@ -23,6 +23,8 @@ class Changes:
         self._points = [parse_point(p) for p in points]
         self._records: dict[tuple[str, int, str, int, str], int] = {}
         self._slots: dict[tuple[str, int, str, int], str] = {}
+        self._places: dict[tuple[str, int, str, str], Call] = {}
+        self._types: dict[tuple[str, int, str, int], str] = {}
         self._done: Counter[str] = Counter()
         self._told: set[str] = set()
         for call in reference.calls:
@@ -33,7 +35,18 @@ class Changes:
             names = [call.scope, *(note.removeprefix(_WRITES) for note in call.notes if note.startswith(_WRITES))]
             for name, ref in zip(names, call.slots("output")):
                 key = (call.root, call.step, name, call.occurrence)
-                self._records[*key, ""], self._slots[key] = ref.record, ref.slot
+                self._records[*key, ""], self._slots[key], self._types[key] = ref.record, ref.slot, call.op_type
+            if len(call.slots("output")) == 1:
+                self._places[call.root, call.step, call.number, call.op_type] = call
+
+    def operator_wrote(self, root: str, step: int, number: str, op_type: str, name: str, occurrence: int, tensor: Any) -> str:
+        """`wrote` of an operator: the reference's at the same place in the program, since variables of PIR may be numbered otherwise."""
+        there = self._places.get((root, step, number, op_type))
+        if there is not None:
+            return self.wrote(root, step, there.scope, there.occurrence, tensor)
+        if self._types.get((root, step, name, occurrence), op_type) != op_type:
+            return ""
+        return self.wrote(root, step, name, occurrence, tensor)
 
     def wrote(self, root: str, step: int, name: str, occurrence: int, tensor: Any, slot: str = "") -> str:
         """An operator wrote `tensor`, called `name`, or a layer of that name returned it in `slot`.

@@ -6,6 +6,7 @@ Variables of PIR have numbers here and others there, but both count in the order
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -56,6 +57,7 @@ class Matched(NamedTuple):
     owners: dict[str, Any]
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[Any, ...]:
     """Sorts names with numbers in them by number; what stands before `inner_var_` is another in each block and each process."""
     name = name[max(name.rfind("inner_var_"), 0) :]

@@ -209,7 +209,9 @@ class Watched:
         plain = self._plain(name)
         changes = self.changes
         if changes is not None:
-            note = changes.wrote(self.root.name, self.root.steps, plain, self._patched[plain], tensor)
+            note = changes.operator_wrote(
+                self.root.name, self.root.steps, top.number, top.op_type, plain, self._patched[plain], tensor
+            )  # fmt: skip
             self._patched[plain] += 1
             if note and note not in top.notes:
                 top.notes.append(note)
@@ -384,7 +386,9 @@ class Watched:
 
     def _call(self, frame: _Frame) -> None:
         session = self.session
-        outputs = sorted(frame.outputs, key=lambda name: (name in frame.params, name in self.fetches, natural(name)))
+        outputs = list(frame.outputs)
+        if len(outputs) > 1:
+            outputs.sort(key=lambda name: (name in frame.params, name in self.fetches, natural(name)))
         names = [self._plain(name) for name in outputs]
         scope = names[0] if names else frame.op_type
         layer = str(getattr(frame.operator, "scope", "") or "")
@@ -450,8 +454,11 @@ class Watched:
             refs.append(Ref(f"input.{place}", *left[name]))
             place += 1
         taken: Counter[str] = Counter()
-        ordered = [v.name for _, v in frame.operator.inputs] if frame.operator is not None else []
-        for name in sorted(frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)):
+        params = list(frame.params)
+        if len(params) > 1:
+            ordered = [v.name for _, v in frame.operator.inputs] if frame.operator is not None else []
+            params.sort(key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n))
+        for name in params:
             record, edge = frame.params[name]
             plain = self._plain(name)
             if frame.block and plain != name:

@@ -58,11 +58,10 @@ class Look(NamedTuple):
 
 def look(tensor: Any) -> Look:
     """The form of a tensor and its bytes, copied only where they do not lie plainly in host memory."""
-    why = paddle.unreadable(tensor)
-    shape = tuple(tensor.shape)
+    shape, name = tuple(tensor.shape), paddle.dtype_name(tensor)
+    why = "" if name and tensor._is_initialized() and tensor.is_dense() else paddle.unreadable(tensor)
     if why:
-        return Look(paddle.dtype_name(tensor) or str(tensor.dtype), shape, 0, 0, None, why)
-    name = paddle.dtype_name(tensor)
+        return Look(name or str(tensor.dtype), shape, 0, 0, None, why)
     nbytes: int = dtypes.DTYPES[name].itemsize
     for extent in shape:
         nbytes *= extent
