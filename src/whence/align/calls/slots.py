@@ -43,7 +43,7 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
     is_fused = _is_fused(call, other)
     for slot in [s for s in slots if (is_part or is_fused) and s.reference_slot.startswith("input.")]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
-        if _unlike(a, b) if is_part else not _same_elements(a, b):
+        if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
             left.append(Ref(slot.reference_slot, slot.reference_record))
             theirs[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
@@ -55,7 +55,7 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
         others = [f for f in free if _kind(f) == kind]
         for ref, match in _matched(mine, others, kind, reference, target):
             a, b = reference.records[ref.record], target.records[match.record]
-            if kind == "input" and ((is_part and _unlike(a, b)) or (is_fused and not _same_elements(a, b))):
+            if kind == "input" and ((is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)):
                 continue
             left.remove(ref)
             free.remove(match)

@@ -18,6 +18,7 @@ from typing import Any
 
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
+FRAMEWORKS = ("torch", "paddle")
 
 
 def arm(text: str) -> None:
@@ -91,6 +92,12 @@ class Watcher(importlib.abc.MetaPathFinder):
                 return spec
         return None
 
+    def forget(self, name: str) -> None:
+        """Once one framework is there, do not wait for one that is not installed."""
+        for other in FRAMEWORKS:
+            if name in FRAMEWORKS and other in self.actions and importlib.machinery.PathFinder.find_spec(other) is None:
+                del self.actions[other]
+
     def wrap(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
         """Shadow `exec_module` on this one loader object; the shadow goes away when it has been called."""
         loader: Any = spec.loader
@@ -106,6 +113,7 @@ class Watcher(importlib.abc.MetaPathFinder):
             action = self.actions.pop(name, None)
             if action is not None:
                 guarded(self.config, action, sys.modules.get(name, module))
+                self.forget(name)
             if not self.actions and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
