@@ -65,7 +65,9 @@ def test_every_command_and_option_is_in_the_docs(name):
     command = cli.group.get_command(CONTEXT, name)
     assert command is not None
     missing = [] if re.search(rf"whence {name}\b", TEXT) else [name]
-    for option in command.params:
+    below = command.commands if isinstance(command, click.Group) else {}
+    missing += [part for part in below if not re.search(rf"whence {name} {part}\b", TEXT)]
+    for option in [p for c in (command, *below.values()) for p in c.params]:
         if isinstance(option, click.Option):
             spelt = [o for o in (*option.opts, *option.secondary_opts) if o.startswith("--")]
             missing += [o for o in spelt if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", TEXT) and o != "--programs"]

@@ -158,7 +158,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
-    """One execution of a module (kind "module"), operator ("operator") or label ("label").
+    """One execution of a module (kind "module"), operator ("operator") or label ("label"), or operators outside any module ("region").
 
     id: its position in `Run.calls`, the order in which calls ended; `order` is the order in which they began. A capture gives
     ids as calls begin (so that `parent` is known) and writes them as they end; a reader renumbers to positions, and a parent
@@ -170,6 +170,8 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     error: the exception that left this call, if one did (its outputs are then missing).
     origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
     files: slot -> where a foreign dump keeps this sight of a tensor (`Record.file`), of slots whose record is an earlier sight.
+    Of operators of a capture: aliases: pairs of slots that share a storage, where the schema does not say so. seconds: wall time (on an
+    asynchronous device the time to launch it). forward: `order` of the operator whose backward this is a part of, -1 of none.
     """
 
     id: int
@@ -197,6 +199,9 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     error: str = ""
     origins: tuple[str, ...] = ()
     files: dict[str, str] = {}
+    aliases: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0
+    forward: int = -1
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""

@@ -18,7 +18,7 @@ from whence.errors import UsageError
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
-LEVELS = ("modules", "logits")
+LEVELS = ("modules", "logits", "op")
 POSITIONS = ("last", "all")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
@@ -43,7 +43,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault to plant, or "".
     force_tokens: a run whose tokens the program goes on with, "" for its own. These three change the program on purpose; without
     them nothing does.
-    level: "modules", or "logits": of every call of the model its tokens and logits alone. positions: "last" token of a row, or "all".
+    level: "modules"; "op": every operator too, in the place of programs; or "logits": of every call of the model its tokens and logits
+    alone. positions: "last" token of a row, or "all".
+    samples: with level "op", so many calls of each operator keep their elements, chosen by the seed, None for all. dedup: of equal
+    operator calls (dtypes, shapes, strides, arguments) only the first is written, and all are counted.
     logits_module: pattern of the module inside that makes them, "" to find them in what the model returns.
     """
 
@@ -73,6 +76,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     logits_module: str = ""
     positions: str = "last"
     force_tokens: str = ""
+    samples: int | None = None
+    dedup: bool = False
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
@@ -116,7 +121,16 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise UsageError(f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts")
 
     def _check_level(self) -> None:
-        if self.level == "modules":
+        if self.level != "op" and (self.samples is not None or self.dedup):
+            name = "dedup" if self.dedup else "samples"
+            raise UsageError(f"{name} chooses among operator calls: it needs --level op (level='op')")
+        if self.samples is not None and self.samples < 0:
+            raise UsageError(f"samples: {self.samples} is negative; 0 keeps statistics only")
+        if self.samples and self.keep != "full":
+            raise UsageError(f"samples keeps the elements of some operator calls, keep={self.keep!r} of none: leave one of them out")
+        if self.level == "op" and (self.patch or self.inject):
+            raise UsageError("level op records what the program runs; patch and inject change what modules return: leave one of them out")
+        if self.level != "logits":
             for name in ("logits_module", "positions"):
                 if getattr(self, name) not in ("", "last"):
                     raise UsageError(f"{name} says which logits are taken: it needs --level logits (level='logits')")

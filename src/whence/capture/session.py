@@ -66,6 +66,7 @@ class Session:
         self.takes_all = not some and options.max_depth is None
         self.failed = ""
         self.elements_on = options.keep == "full"
+        self.sampled = options.samples is not None
         self.lock = threading.RLock()
         self._orders = itertools.count()
         self._open_sink = open_sink
@@ -244,7 +245,7 @@ class Session:
             elif not self.selector.elements(scope, slot):
                 why = "statistics only (--no-inputs)"
             elif not (self.elements_on if keep is None else keep):
-                why = "over --max-bytes"
+                why = "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
             else:
                 payload = data if tail is None else tail
         name = f"{scope}:{slot}"
@@ -268,10 +269,15 @@ class Session:
             self._parameter_bytes += sink.nbytes - before
         return number
 
-    def unreadable(self, dtype: str, shape: tuple[int, ...], why: str, *, device: str = "", subclass: str = "") -> int:
+    def unreadable(
+        self, dtype: str, shape: tuple[int, ...], why: str, *, device: str = "", subclass: str = "", stride: tuple[int, ...] = (),
+        storage_offset: int = 0,
+    ) -> int:  # fmt: skip
         """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never a hole."""
         try:
-            return self.sink().record(dtype, shape, None, b"", None, None, why=why, device=device, subclass=subclass)
+            return self.sink().record(
+                dtype, shape, None, b"", None, None, why=why, device=device, subclass=subclass, stride=stride, storage_offset=storage_offset
+            )
         except StoreFailed as error:
             self.fail(str(error))
             return -1

@@ -9,7 +9,9 @@ of ours may run.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -23,14 +25,35 @@ def inside() -> bool:
     return get_eval_frame_callback() not in (None, False)
 
 
+class _Open(threading.local):
+    """The frame of torch's that has compiled code run on this thread, and how often it switched dynamo."""
+
+    def __init__(self) -> None:
+        self.frame: Any = None
+        self.switched = self.again = 0
+
+
+def _nothing() -> None:
+    pass
+
+
 class Trap:
-    """Calls `met` on the thread that is about to run compiled code. Does nothing where dynamo is not loaded or knows no such function."""
+    """Calls `met` on the thread that is about to run compiled code, and `left` behind it.
+
+    Does nothing where dynamo is not loaded or knows no such function. `left` may stay out: code that switches dynamo with a context manager
+    of its own has no frame to wait for (`running` says).
+    """
 
     def __init__(self, met: Callable[[], None]) -> None:
-        self._met = met
+        self._met, self._left = met, _nothing
+        self._open = _Open()
         self._module: Any = None
         self._wrapper: Any = None
         self._original: Any = None
+
+    def on_left(self, left: Callable[[], None]) -> None:
+        """Call this behind compiled code."""
+        self._left = left
 
     def set(self) -> None:
         """Put the wrapper in place if dynamo is there by now. Cheap to call again."""
@@ -44,16 +67,46 @@ class Trap:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
             # What only switches dynamo off for a while is no compiled code; every Python dispatch mode does that around each operator.
             # It cannot wait for the callback that switches it on: by then the modes around the call were written down to be restored.
-            if not sys._getframe(1).f_code.co_qualname.startswith("DisableContext"):
-                self._met()
-            return original(*args, **kwargs)
+            caller = sys._getframe(1)
+            if caller.f_code.co_qualname.startswith("DisableContext"):
+                return original(*args, **kwargs)
+            self._met()
+            done = self._switched(caller)
+            result = original(*args, **kwargs)
+            if done:
+                self._left()
+            return result
 
         self._module, self._original, self._wrapper = module, original, set_eval_frame
         setattr(module, _NAME, set_eval_frame)
+
+    def _switched(self, caller: Any) -> bool:
+        """Is this the last time that the outermost frame with compiled code switches dynamo?
+
+        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both times, or (torch 2.4) by itself.
+        """
+        state, helped = self._open, caller.f_code.co_name == "_maybe_set_eval_frame"
+        frame = caller.f_back if helped else caller
+        if state.frame is None or not self.running():
+            state.frame, state.switched, state.again = frame, 0, 0
+        if frame is not state.frame:
+            return False
+        state.switched, state.again = state.switched + (not helped), state.again + helped
+        done = state.again == 2 or (state.again == 0 and state.switched == 2)
+        if done:
+            state.frame = None
+        return bool(done)
+
+    def running(self) -> bool:
+        """Is the frame that had compiled code run last on this thread still there?"""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not self._open.frame:
+            frame = frame.f_back
+        return frame is not None
 
     def clear(self) -> None:
         """Take the wrapper away. One that somebody wrapped in turn stays, and does nothing any more."""
         if self._module is not None and getattr(self._module, _NAME, None) is self._wrapper:
             setattr(self._module, _NAME, self._original)
         self._module = None
-        self._met = lambda: None
+        self._met = self._left = _nothing

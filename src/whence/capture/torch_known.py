@@ -14,14 +14,29 @@ from whence.records import Ref
 _read = ctypes.string_at
 
 
+UNSETTLED = -1
+"""The version of what an operator wrote or made a view of, seen inside the operator: torch counts it up behind it."""
+
+
 class Seen:
-    """A tensor that was recorded: enough to know it again without keeping its memory alive."""
+    """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
-    __slots__ = ("digest", "id", "storage", "version")
+    version: None of an inference tensor; UNSETTLED until the next look. kept: whether its elements were wanted.
+    """
 
-    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any) -> None:
+    __slots__ = ("digest", "id", "kept", "storage", "version")
+
+    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any, kept: bool) -> None:
         self.id: Any = number  # of the record; Pending while it is on its way
-        self.digest, self.version, self.storage = digest, version, storage
+        self.digest, self.version, self.storage, self.kept = digest, version, storage, kept
+
+    def agrees(self, version: int | None, keep: bool) -> bool:
+        """Is a tensor of this version, of which elements are wanted or not, this one as far as its bytes are equal too?"""
+        if (keep and not self.kept) or not self.alive():
+            return False
+        if self.version == UNSETTLED:
+            self.version = version
+        return self.version == version
 
     def alive(self) -> bool:
         return not torch.UntypedStorage._expired(self.storage.cdata)

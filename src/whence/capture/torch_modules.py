@@ -9,7 +9,6 @@ wrapper looks at tensors, dispatch and function modes of the program are off, so
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import sys
@@ -20,7 +19,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 
 from whence.arrays import host
@@ -28,18 +26,15 @@ from whence.arrays import torch as tensors
 from whence.capture import torch_ranks
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside
-from whence.capture.torch_known import Held, Known, Pending, Root, Seen, StorageRef, address_of, home_of, sample
+from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
-from whence.capture.torch_staging import Ring
-from whence.records import Call, External, Ref
+from whence.capture.torch_sights import FindExternal, Sights
+from whence.records import Call, Ref
 
 if TYPE_CHECKING:
     from whence.capture.torch_patch import Changes
-
-FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
-
 
 # So many programs of a family that are one and the same, and its next extents are not recorded again.
 _SETTLED = 3
@@ -60,8 +55,8 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state", "step",
-        "tensors", "training", "wanted",
+        "operators", "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
+        "step", "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
     depth: int
@@ -76,6 +71,7 @@ class _Frame:
     number: str
     objects: list[tuple[str, Watched]]
     occurrence: int
+    operators: int
     order: int
     parent: _Frame | None
     phase: str
@@ -92,6 +88,10 @@ class _Frame:
     tensors: list[tuple[str, Any, int | None, Any]]
     training: bool
     wanted: bool
+
+    @property
+    def op_type(self) -> str:
+        return self.known.op_type
 
 
 class _Thread(threading.local):
@@ -118,16 +118,14 @@ class Listener:
         self.session, self._changes = session, changes
         self.model = model
         self.active = self._removed = False
-        self._find_external = find_external
-        self._staged = staged
-        self._ring: Ring | None = None
         self._trap = Trap(self._met_compiled)
         self._local = _Thread()
         self._known: dict[int, Known] = {}
         self._learned = 0
         self._lock = threading.RLock()
+        self._sights = Sights(session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy)
+        self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
-        self._live: dict[tuple[Any, ...], Seen] = {}
         self._objects: dict[int, Watched] = {}
         self._signatures: dict[tuple[Any, ...], _Ran] = {}
         self._families: dict[tuple[Any, ...], list[_Ran]] = {}
@@ -187,12 +185,11 @@ class Listener:
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
-        if self._ring is not None:
-            self._ring.close()
+        self._sights.close()
         if self.programs_recorded:
             spent = f"{self.programs_s:.3f} s with what they ran, once per signature"
             self.session.note("programs", f"{self.programs_recorded} calls recorded in {spent}")
-        for table in (self._live, self._known, self._roots, self._objects, self._signatures, self._families):
+        for table in (self._known, self._roots, self._objects, self._signatures, self._families):
             table.clear()
 
     @staticmethod
@@ -205,7 +202,7 @@ class Listener:
         """Stop without writing anything more: in a forked child, whose files belong to the parent."""
         self.active = False
         self.session.failed = "forked"
-        self._ring = None
+        self._sights.abandon()
         self._lock = threading.RLock()  # a thread that is not here any more may have held it
         self._unwrap()
         if self._changes is not None:
@@ -268,6 +265,9 @@ class Listener:
         finally:
             local.busy = False
 
+    def _be_busy(self) -> None:
+        self._local.busy = True
+
     def _give_up(self, error: Exception) -> None:
         self.active = False
         self._local.stack.clear()
@@ -300,7 +300,7 @@ class Listener:
             else:
                 known = self._adopt(module, parent)
         frame = _Frame()
-        frame.known, frame.module, frame.parent, frame.kids = known, module, parent, 0
+        frame.known, frame.module, frame.parent, frame.kids, frame.operators = known, module, parent, 0, 0
         frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
         frame.training, frame.keep = module.training, False
@@ -322,8 +322,8 @@ class Listener:
         if not frame.wanted:
             frame.note = "not selected"
             return frame
-        session.over_budget(scope, frame.step, self._ring.waiting_bytes if self._ring is not None else 0)
-        frame.keep = session.elements_on
+        session.over_budget(scope, frame.step, self._sights.waiting_bytes)
+        frame.keep = session.elements_on and not session.sampled
         found = self._take_inputs(frame, args, kwargs)
         if parent is not None and parent.recorder is not None:
             parent.recorder.child_enters(frame.place, found)
@@ -344,8 +344,7 @@ class Listener:
                 root.trained = True
             else:
                 root.steps[scope] = frame.step + 1
-            if self._ring is not None:
-                self._ring.drain()  # the budget of a step is decided on what was written
+            self._sights.drain()  # the budget of a step is decided on what was written
             self.session.begin_step(root.name)
         key = (scope, frame.step, frame.micro, frame.phase)
         frame.state = root.occurrences.setdefault(key, {}) if frame.phase == "recompute" else {}
@@ -389,15 +388,11 @@ class Listener:
         call = Call(
             id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
             micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
-            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf, training=frame.training,
-            refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
+            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf and not frame.operators,
+            training=frame.training, refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
             notes=(frame.note,) if frame.note else (), error=error,
         )  # fmt: skip
-        ring = self._ring
-        if ring is not None and ring.pending:
-            ring.then(lambda: session.call(_resolved(call)))
-        else:
-            session.call(call if ring is None else _resolved(call))
+        self._sights.call(call)
         if frame.parent is None:
             self._end_root(frame)
 
@@ -419,11 +414,8 @@ class Listener:
     def _end_root(self, frame: _Frame) -> None:
         session, name, step = self.session, frame.root.name, frame.step
         if frame.phase != "recompute":
-            if self._ring is not None and self._ring.pending:
-                self._ring.then(lambda: session.end_step(name, step))
-            else:
-                session.end_step(name, step)
-        self._live = {k: s for k, s in self._live.items() if s.alive()}
+            self._sights.emit(lambda: session.end_step(name, step))
+        self._sights.prune()
         if len(self._objects) > 64:
             self._objects = {k: w for k, w in self._objects.items() if w.ref() is not None}
 
@@ -700,132 +692,6 @@ class Listener:
                 known.entries += [Held(f"{slot}.{name}", part, None, "") for name, part in inner]
         return known.entries
 
-    # ---- one tensor
-
-    def _sight(
-        self, tensor: Any, slot: str, frame: _Frame, *, parameter: bool = False, grows: tuple[Watched, str] | None = None
-    ) -> tuple[Any, str, Any]:
-        """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride)."""
-        kind = type(tensor)
-        session = self.session
-        subclass = ""
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            inner = tensors.plain(tensor)
-            subclass = "" if kind is torch.nn.Buffer else kind.__name__
-            if inner is None or len(inner) != 1:
-                why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
-                return self._unreadable(tensor, why)
-            tensor = inner[0][1]
-        elif (
-            not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        ) and not tensors.readable(tensor):
-            return self._unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
-        dtype = tensors.NAMES.get(tensor.dtype)
-        if dtype is None:
-            return self._unreadable(tensor, f"dtype {tensor.dtype} has no host form")
-        shape = tuple(tensor.shape)
-        version = None if tensor.is_inference() else tensor._version
-        contiguous = tensor.is_contiguous()
-        stride = () if contiguous else tensor.stride()
-        pointer = address_of(tensor)
-        look = (dtype, shape, stride)
-        if pointer:
-            key: tuple[Any, ...] = (pointer, look)
-        elif tensor.numel():
-            return self._unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
-        else:
-            key = (tensor.untyped_storage()._cdata, look)
-        known = self._live.get(key)
-        if self._staged or not tensor.is_cpu:
-            return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows), look
-        data = None
-        if contiguous and dtype[0] != "c" and not tensor.is_neg():
-            nbytes = tensor.nbytes
-            digest = host.digest_at(pointer, nbytes)
-        else:
-            data = tensors.canonical(tensor)
-            pointer, nbytes = data.__array_interface__["data"][0], data.size
-            digest = host.digest(data)
-        if known is not None and known.digest == digest and known.version == version and known.alive():
-            return known.id, "content" if version is None else "identity", look
-        base = tail = external = None
-        if grows is not None:
-            base, tail = self._increment(grows, tensor, dtype, shape)
-        if data is None:
-            data = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8) if nbytes else _EMPTY
-        if parameter and self._find_external is not None and session.elements_on and nbytes >= 1 << 16:
-            external = self._find_external(digest, dtype, shape, data)
-        number = session.record(
-            dtype, shape, data, digest, scope=frame.scope, slot=slot, op_type=frame.known.op_type, value=tensor, stride=stride,
-            storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
-            keep=frame.keep,
-        )  # fmt: skip
-        self._live[key] = Seen(number, digest, version, StorageRef(tensor))
-        if grows is not None:
-            grows[0].grown[grows[1]] = (number, digest, shape, dtype)
-        return number, "", look
-
-    def _unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
-        dtype = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch.")
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        kind = type(tensor).__name__
-        subclass = "" if kind in ("Tensor", "Parameter") else kind
-        number = self.session.unreadable(dtype, shape, why, device=str(tensor.device), subclass=subclass)
-        return number, "", (dtype, shape, ())
-
-    def _increment(
-        self, grows: tuple[Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
-        """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old part is unchanged bit by bit."""
-        old = grows[0].grown.get(grows[1])
-        if old is None or old[3] != dtype or len(old[2]) != len(shape):
-            return None, None
-        axes = [i for i, (a, b) in enumerate(zip(old[2], shape)) if a != b]
-        if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
-            return None, None
-        axis, tensor = axes[0], tensor.detach()
-        before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
-        if host.digest(before) != old[1]:
-            return None, None
-        return (old[0], axis), tensors.canonical(tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis]))
-
-    def _sight_staged(
-        self, tensor: Any, look: tuple[str, tuple[int, ...], tuple[int, ...]], version: int | None, key: tuple[Any, ...],
-        known: Seen | None, slot: str, frame: _Frame, subclass: str, parameter: bool, grows: tuple[Watched, str] | None,
-    ) -> tuple[Pending, str]:  # fmt: skip
-        """A device tensor: cloned on its stream, copied by the ring; which record it is shows when its bytes have arrived.
-
-        It is copied at every sight: a kernel that wrote it may have left the version as it was.
-        """
-        if self._ring is None:
-            self._ring = Ring(on_error=self._give_up)
-        session, op_type, device, keep = self.session, frame.known.op_type, str(tensor.device), frame.keep
-        scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), look
-        earlier = known if known is not None and known.version == version and known.alive() else None
-        pending = Pending()
-        now = self._live[key] = Seen(pending, b"", version, earlier.storage if earlier is not None else StorageRef(tensor))
-
-        def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
-            self._local.busy = True  # of the ring's thread: a module that on_record calls is not the program's
-            now.digest = digest = host.digest(data)
-            if earlier is not None and earlier.digest == digest:
-                pending.id, pending.edge = earlier.id.id, "content" if version is None else "identity"
-                return
-            base = tail = external = None
-            if grows is not None:
-                base, tail = self._increment(grows, copied, dtype, shape)
-            if parameter and self._find_external is not None and keep and data.size >= 1 << 16:
-                external = self._find_external(digest, dtype, shape, data)
-            pending.id = session.record(
-                dtype, shape, data, digest, scope=scope, slot=slot, op_type=op_type, value=copied, stride=stride,
-                storage_offset=offset, device=device, subclass=subclass, base=base, tail=tail, external=external, keep=keep,
-            )  # fmt: skip
-            if grows is not None:
-                grows[0].grown[grows[1]] = (pending.id, digest, shape, dtype)
-
-        self._ring.submit(tensor, arrived)
-        return pending, ""
-
     # ---- programs
 
     def _expect_program(self, frame: _Frame, found: list[tuple[str, Any]], looks: list[Any], arguments: dict[str, Any]) -> None:
@@ -943,7 +809,7 @@ class Listener:
                 constants = tuple(
                     self._sight(t, f"constant.{i}", frame)[0] for i, t in enumerate(recording.constants)
                 )  # fmt: skip
-                self._emit(
+                self._sights.emit(
                     lambda: self.session.program(
                         msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in constants))
                     )
@@ -954,24 +820,6 @@ class Listener:
         if frame.family is not None:
             self._families[frame.family].append(result)
         return result.program, result.reason
-
-    def _emit(self, action: Callable[[], None]) -> None:
-        if self._ring is not None and self._ring.pending:
-            self._ring.then(action)
-        else:
-            action()
-
-
-def _resolved(call: Call) -> Call:
-    refs: list[Ref] = []
-    for ref in call.refs:
-        record: Any = ref.record
-        if isinstance(record, Pending):
-            if ref.slot.startswith("mutated") and ((record.edge and not record.certain) or any(r.record == record.id for r in refs)):
-                continue  # looked at because no version tells: it is as it was
-            ref = Ref(ref.slot, record.id, ref.edge or record.edge)
-        refs.append(ref)
-    return msgspec.structs.replace(call, refs=tuple(refs))
 
 
 def _words(error: BaseException) -> str:
@@ -991,4 +839,3 @@ def _forked(listener: weakref.ref[Listener]) -> None:
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
 _ABANDONED: list[Listener] = []
-_EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)

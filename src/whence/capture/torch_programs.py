@@ -30,30 +30,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.arrays.torch import NAMES, canonical, tensors_in
+from whence.capture.torch_overloads import AUTOCAST_KEYS, METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, Facts, draws, facts_of, restored
 from whence.records import Operation, Program
 
 MAX_CONSTANT_BYTES = 1 << 20
 
 Operand = dict[str, Any]
 
-# In-place operators that only change what a tensor looks like. Recorded as the view they amount to, so that replay never changes a
-# tensor object another operation refers to.
-_METADATA_ONLY = {
-    "aten.t_.default": "aten.t.default",
-    "aten.transpose_.default": "aten.transpose.int",
-    "aten.swapaxes_.default": "aten.transpose.int",
-    "aten.swapdims_.default": "aten.transpose.int",
-    "aten.squeeze_.default": "aten.squeeze.default",
-    "aten.squeeze_.dim": "aten.squeeze.dim",
-    "aten.squeeze_.dims": "aten.squeeze.dims",
-    "aten.unsqueeze_.default": "aten.unsqueeze.default",
-    "aten.detach_.default": "aten.detach.default",
-}
-# Write their running statistics in training although the schema does not say so.
-_STATISTICS_WRITERS = {
-    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
-}  # fmt: skip
-_UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _METADATA_READERS = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty", "new_empty_strided", "new_zeros",
     "new_ones", "new_full",
@@ -68,8 +51,6 @@ _BLOCK_CACHE_BYTES = 64 << 20
 _CASTS = {"_to_copy", "to", "type_as"}
 # Arguments that hold sizes: the only places where a number may follow an input's extent.
 _SIZE_ARGUMENTS = {"size", "sizes", "shape", "start", "end", "length", "split_sizes", "split_size", "output_size", "repeats", "self_size"}
-
-_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS", "hpu": "AutocastHPU"}
 
 # Torch functions whose `dtype=float32` widens their operand first, without an operator when it is float32 already.
 _WIDENING = {"softmax", "log_softmax", "softmin", "sum", "nansum", "mean", "cumsum", "cumprod", "prod", "norm", "logsumexp"}
@@ -91,54 +72,6 @@ class Recording(NamedTuple):
 
 class _Stop(Exception):
     pass
-
-
-class _Facts(NamedTuple):
-    """What the schema of an overload says, worked out once."""
-
-    name: str
-    base: str
-    namespace: str
-    positional: tuple[str, ...]
-    writes: tuple[str, ...]
-    view: bool
-    random: bool
-    composite: bool  # runs other operators, with view tracking as its caller had it
-    defaults: dict[str, Any]
-
-
-@functools.lru_cache(maxsize=4096)
-def _facts(func: Any) -> _Facts:
-    schema = func._schema
-    namespace, _, base = schema.name.partition("::")
-    returns = [r.alias_info for r in schema.returns]
-    return _Facts(
-        name=f"{namespace}.{base}.{func._overloadname}",
-        base=base,
-        namespace=namespace,
-        positional=tuple(a.name for a in schema.arguments if not a.kwarg_only),
-        writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
-        view=bool(returns) and all(a is not None and not a.is_write for a in returns),
-        random=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=_has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "ADInplaceOrView"),
-        defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
-    )
-
-
-def _has_kernel(func: Any, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
-
-
-def _draws(facts: _Facts, named: dict[str, Any]) -> bool:
-    """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on every fused attention."""
-    if not facts.random:
-        return False
-    names = {**facts.defaults, **named}
-    if "dropout_p" in names:
-        return bool(names["dropout_p"])
-    chance = names.get("p", names.get("dropout", 1))
-    training = names.get("train", names.get("training", True))
-    return bool(chance) and training is not False
 
 
 def layout(tensor: Any) -> tuple[Any, ...]:
@@ -199,7 +132,7 @@ class Recorder:
         self._entered: list[Any] = []
         self._casts = casts
         self._autocast: tuple[str, ...] = ()
-        self._operations: list[tuple[str, tuple[Any, ...], dict[str, Any], Any, _Facts | None]] = []
+        self._operations: list[tuple[str, tuple[Any, ...], dict[str, Any], Any, Facts | None]] = []
         self._operand: dict[tuple[Any, ...], Operand] = {}
         self._sight: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._epoch: dict[int, int] = {}
@@ -239,7 +172,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         try:
-            self._autocast = tuple(key for device, key in _AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
+            self._autocast = tuple(key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
             if self._autocast and torch.is_inference_mode_enabled():
                 # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
                 self._give_up("autocast under inference_mode cannot be listened to without changing it")
@@ -561,13 +494,13 @@ class Recorder:
     # ---- one operator
 
     def _operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        restored: Any = contextlib.nullcontext()
+        around: Any = contextlib.nullcontext()
         try:
-            restored = self._restored(func)
+            around = restored(func, self._autocast)
         except Exception as error:  # noqa: BLE001 - recording must never break the recorded program
             self._broke(f"looking at {func}", error)
         if self._over or self._paused:
-            with restored:
+            with around:
                 return func(*args, **kwargs)
         ready = None
         try:
@@ -576,7 +509,7 @@ class Recorder:
             pass
         except Exception as error:  # noqa: BLE001 - recording must never break the recorded program
             self._broke(f"looking at {func}", error)
-        with restored:
+        with around:
             out = func(*args, **kwargs)
         if ready is not None:
             try:
@@ -587,33 +520,13 @@ class Recorder:
                 self._broke(f"looking at what {func} returned", error)
         return out
 
-    def _restored(self, func: Any) -> Any:
-        """What a mode's handler must put back for `func` to run as it would have without the mode.
-
-        torch calls the handler with view tracking and autocast switched off. An operator that reaches it whole (a composite under
-        inference_mode) would then decide otherwise inside: linear folds its input if and only if the transposed weight requires grad.
-        """
-        if not isinstance(func, torch._ops.OpOverload) or not torch.is_inference_mode_enabled():
-            inner = self._autocast if self._autocast and getattr(func, "__name__", "") == "_trilinear.default" else ()
-            inner = tuple(k for k in inner if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k))
-        elif _facts(func).composite:
-            inner = ("ADInplaceOrView",)
-        else:
-            inner = ()
-        if not inner:
-            return contextlib.nullcontext()
-        exclude = torch._C._dispatch_tls_local_exclude_set()
-        for key in inner:
-            exclude = exclude.remove(torch._C._parse_dispatch_key(key))
-        return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
-
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[_Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
+    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
         if not isinstance(func, torch._ops.OpOverload):
             self._stop(f"calls compiled code or a higher-order operator ({func})")
-        facts = _facts(func)
+        facts = facts_of(func)
         named = dict(zip(facts.positional, args))
         named.update(kwargs)
-        if _draws(facts, named):
+        if draws(facts, named):
             return facts, named, (), {}, f"draws random numbers ({facts.name})"
         self._hole = ""
         if facts.base == "lift_fresh" and (key := layout(args[0])) not in self._operand:
@@ -648,14 +561,14 @@ class Recorder:
         self._hold(tensor, key[0])
         self._see(tensor, key)
 
-    def _written(self, facts: _Facts, named: dict[str, Any]) -> list[Any]:
+    def _written(self, facts: Facts, named: dict[str, Any]) -> list[Any]:
         names = facts.writes
-        if facts.base in _STATISTICS_WRITERS and (named.get("training", named.get("train", named.get("use_input_stats")))):
+        if facts.base in STATISTICS_WRITERS and (named.get("training", named.get("train", named.get("use_input_stats")))):
             names = (*names, "running_mean", "running_var")
         return [t for name in names for t in tensors_in(named.get(name))]
 
     def _after(
-        self, func: Any, args: Any, kwargs: Any, out: Any, facts: _Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any,
+        self, func: Any, args: Any, kwargs: Any, out: Any, facts: Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any,
         hole: str,
     ) -> None:  # fmt: skip
         name = facts.name
@@ -678,7 +591,7 @@ class Recorder:
             guard = sum(t.numel() for t in outs)
         if facts.base in _CASTS and self._cast(facts, encoded, named, outs):
             return
-        if written and name not in _METADATA_ONLY:
+        if written and name not in METADATA_ONLY:
             for storage in {t.untyped_storage()._cdata for t in written}:
                 if len(self._owners.get(storage, ())) > 1:
                     self._stop("writes into memory that two of its inputs or parameters share")
@@ -691,7 +604,7 @@ class Recorder:
             self._notes.add("in-place")
         if facts.composite and torch.is_inference_mode_enabled():
             self._notes.add("inference")
-        self._operations.append((_METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts))
+        self._operations.append((METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts))
         pinned = self._is_pinned(facts, named, outs)
         for j, tensor in enumerate(outs):
             if hasattr(tensor, "__tensor_flatten__"):
@@ -701,7 +614,7 @@ class Recorder:
             fresh = key[0] not in self._alive
             if fresh:
                 self._hold(tensor, key[0])
-                if facts.base in _UNINITIALISED and tensor.numel():
+                if facts.base in UNINITIALISED and tensor.numel():
                     self._unwritten.add(key[0])
                 if tensor.is_contiguous():
                     self._owners.setdefault(key[0], []).append((operand, tensor.dtype, tensor.storage_offset(), tensor.numel()))
@@ -725,7 +638,7 @@ class Recorder:
             self._unknown(tensor, layout(tensor), reason)
 
     @staticmethod
-    def _size_depends_on_data(facts: _Facts, named: dict[str, Any]) -> bool:
+    def _size_depends_on_data(facts: Facts, named: dict[str, Any]) -> bool:
         if facts.base == "index":
             return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices")))
         if facts.base == "repeat_interleave":
@@ -738,7 +651,7 @@ class Recorder:
 
     # ---- cast points: what an fp32 recording must remember for a 16-bit replay
 
-    def _is_pinned(self, facts: _Facts, named: dict[str, Any], outs: list[Any]) -> bool:
+    def _is_pinned(self, facts: Facts, named: dict[str, Any], outs: list[Any]) -> bool:
         """Would the result be float32 in a 16-bit run too? Only asked of float32 recordings."""
         if self._base is not torch.float32 or not any(t.dtype is torch.float32 for t in outs):
             return False
@@ -750,7 +663,7 @@ class Recorder:
         pins = [t for t in floats if t.dtype is torch.float32 and layout(t) in self._pinned]
         return bool(pins) and (any(t.dim() for t in pins) or not any(t.dim() for t in floats))
 
-    def _cast(self, facts: _Facts, encoded: Any, named: dict[str, Any], outs: list[Any]) -> bool:
+    def _cast(self, facts: Facts, encoded: Any, named: dict[str, Any], outs: list[Any]) -> bool:
         """Record a cast operator as a cast point where a 16-bit run would tell them apart; False: record it as it is."""
         source, result = named.get("self"), outs[0] if outs else None
         if self._base is not torch.float32 or source is None or result is None or result.dtype is not torch.float32:
@@ -933,7 +846,7 @@ class Recorder:
     # ---- sizes that follow an input
 
     @staticmethod
-    def _takes_sizes(facts: _Facts | None) -> bool:
+    def _takes_sizes(facts: Facts | None) -> bool:
         return facts is not None and any(n in _SIZE_ARGUMENTS for n in facts.positional)
 
     def _known_at(self, place: int) -> set[int]:
@@ -941,7 +854,7 @@ class Recorder:
         entered = {k for k, at in self._calls if at <= place}
         return {k for k, slot in enumerate(self._inputs) if not slot[0].isdigit() or int(slot.partition(":")[0]) in entered}
 
-    def _sized(self, facts: _Facts | None, args: Any, kwargs: Any, known: set[int]) -> tuple[Any, Any]:
+    def _sized(self, facts: Facts | None, args: Any, kwargs: Any, known: set[int]) -> tuple[Any, Any]:
         if facts is None:
             return args, kwargs
 

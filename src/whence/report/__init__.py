@@ -5,6 +5,7 @@ from whence.report.files import everything_json, summary, summary_data, table_cs
 from whence.report.generation import generation_csv
 from whence.report.labels import labels_answer, labels_csv
 from whence.report.locating import location
+from whence.report.operators import operators
 from whence.report.planning import plan_json, plan_map, plan_text
 from whence.report.text import answer
 from whence.report.tokens import tokens_csv, tokens_json, tokens_text
@@ -12,6 +13,6 @@ from whence.report.views import names as views
 from whence.report.views import view_csv
 
 __all__ = [
-    "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "plan_json", "plan_map",
-    "plan_text", "summary", "summary_data", "table_csv", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views",
+    "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "operators", "plan_json",
+    "plan_map", "plan_text", "summary", "summary_data", "table_csv", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views",
 ]  # fmt: skip

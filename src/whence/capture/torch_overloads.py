@@ -1,0 +1,101 @@
+"""What the schema of an operator says, and what a dispatch mode's handler must put back for the operator to run as without it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+# In-place operators that only change what a tensor looks like. Recorded as the view they amount to, so that replay never changes a
+# tensor object another operation refers to.
+METADATA_ONLY = {
+    "aten.t_.default": "aten.t.default",
+    "aten.transpose_.default": "aten.transpose.int",
+    "aten.swapaxes_.default": "aten.transpose.int",
+    "aten.swapdims_.default": "aten.transpose.int",
+    "aten.squeeze_.default": "aten.squeeze.default",
+    "aten.squeeze_.dim": "aten.squeeze.dim",
+    "aten.squeeze_.dims": "aten.squeeze.dims",
+    "aten.unsqueeze_.default": "aten.unsqueeze.default",
+    "aten.detach_.default": "aten.detach.default",
+}
+# Write their running statistics in training although the schema does not say so.
+STATISTICS_WRITERS = {
+    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
+}  # fmt: skip
+UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS", "hpu": "AutocastHPU"}
+
+
+class Facts(NamedTuple):
+    """What the schema of an overload says, worked out once."""
+
+    name: str
+    base: str
+    namespace: str
+    positional: tuple[str, ...]
+    writes: tuple[str, ...]
+    view: bool
+    random: bool
+    composite: bool  # runs other operators, with view tracking as its caller had it
+    defaults: dict[str, Any]
+
+
+@functools.lru_cache(maxsize=4096)
+def facts_of(func: Any) -> Facts:
+    schema = func._schema
+    namespace, _, base = schema.name.partition("::")
+    returns = [r.alias_info for r in schema.returns]
+    return Facts(
+        name=f"{namespace}.{base}.{func._overloadname}",
+        base=base,
+        namespace=namespace,
+        positional=tuple(a.name for a in schema.arguments if not a.kwarg_only),
+        writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
+        view=bool(returns) and all(a is not None and not a.is_write for a in returns),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        composite=_has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "ADInplaceOrView"),
+        defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
+    )
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+def draws(facts: Facts, named: dict[str, Any]) -> bool:
+    """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on every fused attention."""
+    if not facts.random:
+        return False
+    names = {**facts.defaults, **named}
+    if "dropout_p" in names:
+        return bool(names["dropout_p"])
+    chance = names.get("p", names.get("dropout", 1))
+    training = names.get("train", names.get("training", True))
+    return bool(chance) and training is not False
+
+
+def restored(func: Any, autocast: tuple[str, ...]) -> Any:
+    """What a mode's handler must put back for `func` to run as it would have without the mode.
+
+    torch calls the handler with view tracking and autocast switched off. An operator that reaches it whole (a composite under
+    inference_mode) would then decide otherwise inside: linear folds its input if and only if the transposed weight requires grad.
+    autocast: the dispatch keys (`AUTOCAST_KEYS`) that are on around the operator. One with an autocast kernel of its own has passed
+    through that already, and autocast is off for what it calls.
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        return contextlib.nullcontext()
+    inner: tuple[str, ...] = ()
+    if not torch.is_inference_mode_enabled():
+        if autocast and func.__name__ == "_trilinear.default":
+            inner = tuple(k for k in autocast if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k))
+    elif facts_of(func).composite:
+        inner = ("ADInplaceOrView", *(k for k in autocast if not _has_kernel(func, k)))
+    if not inner:
+        return contextlib.nullcontext()
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for key in inner:
+        exclude = exclude.remove(torch._C._parse_dispatch_key(key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)

@@ -1,0 +1,45 @@
+"""The line of the program that runs now: the first frame that is neither torch's, nor ours, nor the standard library's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_SKIPPED = (str(Path(torch.__file__).parent) + os.sep, _OURS, "<eval_with_key", "<frozen ")
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_DEMO = _OURS + "demo" + os.sep
+
+_of_the_program: dict[CodeType, bool] = {}
+_lines: dict[tuple[CodeType, int], str] = {}
+
+
+def source_here() -> str:
+    """ "file:line" of the innermost frame of the program, "" where there is none (a thread of torch's)."""
+    frame: FrameType | None = sys._getframe(1)
+    known = _of_the_program
+    while frame is not None:
+        code = frame.f_code
+        own = known.get(code)
+        if own is None:
+            own = known[code] = _is_the_program(code.co_filename)
+        if own:
+            key = (code, frame.f_lasti)
+            line = _lines.get(key)
+            if line is None:
+                line = _lines[key] = f"{code.co_filename}:{frame.f_lineno}"
+            return line
+        frame = frame.f_back
+    return ""
+
+
+def _is_the_program(file: str) -> bool:
+    if file.startswith(_DEMO):
+        return True
+    return not file.startswith(_SKIPPED) and (not file.startswith(_STANDARD) or file.startswith(_PACKAGES))

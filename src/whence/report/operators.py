@@ -1,0 +1,132 @@
+"""The operators of a run as a table, CSV or JSON. Computes nothing but sums."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from whence.report import plain
+
+WHERE = 3
+_HEAD = ("operator", "count", "time", "share", "in", "out", "range out", "arguments", "where")
+
+
+def operators(groups: Sequence[Any], form: str) -> Iterator[str]:
+    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other. form: "table", "json" or "csv"."""
+    total = sum(g.seconds for g in groups)
+    if form == "json":
+        yield json.dumps([_plain(g, total) for g in groups], indent=1, ensure_ascii=False)
+    elif form == "csv":
+        yield from _csv(groups, total)
+    else:
+        yield from _table(groups, total)
+
+
+def _table(groups: Sequence[Any], total: float) -> Iterator[str]:
+    by_name: dict[str, list[Any]] = {}
+    for group in groups:
+        by_name.setdefault(group.op, []).append(group)
+    if not by_name:
+        yield "no operator: a run holds them when it was captured with --level op"
+        return
+    rows: list[Sequence[str]] = [_HEAD]
+    for name, members in by_name.items():
+        count, seconds = sum(g.count for g in members), sum(g.seconds for g in members)
+        scopes: dict[str, int] = {}
+        for group in members:
+            for scope, n in group.scopes.items():
+                scopes[scope] = scopes.get(scope, 0) + n
+        several = plain.count(len(members), "signature")
+        rows.append((plain.clean(name), plain.count(count), _time(seconds), _share(seconds, total), several, "", "", "", _where(scopes)))
+        rows += [
+            (
+                "", plain.count(g.count), _time(g.seconds), _share(g.seconds, total), _tensors(g.inputs), _tensors(g.outputs),
+                _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]), plain.clean(_arguments(g.arguments)), _where(g.scopes),
+            )
+            for g in members
+        ]  # fmt: skip
+    yield from plain.columns(rows, right=(1, 2, 3))
+    calls = plain.count(sum(g.count for g in groups), "call")
+    yield f"{plain.count(len(by_name), 'operator')}, {plain.count(len(groups), 'signature')}, {calls}, {_time(total)}"
+
+
+def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
+    yield _line(
+        ["op", "count", "seconds", "share", "inputs", "outputs", "min", "max", "nan", "inf", "arguments", "phases", "where", "source"]
+    )
+    for g in groups:
+        low, high, nan, inf = _merged([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges])
+        yield _line(
+            [
+                plain.cell(g.op), g.count, f"{g.seconds:.9f}", f"{g.seconds / total:.6f}" if total else "", _tensors(g.inputs),
+                _tensors(g.outputs), "" if low is None else repr(low), "" if high is None else repr(high), nan, inf,
+                plain.cell(_arguments(g.arguments)), plain.cell(_counted(g.phases)), plain.cell(_counted(g.scopes)), plain.cell(g.source),
+            ]
+        )  # fmt: skip
+
+
+def _plain(g: Any, total: float) -> dict[str, Any]:
+    tensors = [
+        {
+            "slot": t.slot, "dtype": t.dtype, "shape": list(t.shape), "stride": list(t.stride),
+            **({"min": r.min, "max": r.max, "nan": r.nan, "inf": r.inf} if (r := g.ranges.get(t.slot)) is not None else {}),
+        }
+        for t in g.tensors
+    ]  # fmt: skip
+    return {
+        "op": g.op, "count": g.count, "seconds": g.seconds, "share": g.seconds / total if total else None, "tensors": tensors,
+        "arguments": g.arguments, "where": g.scopes, "phases": g.phases, "source": g.source, "calls": g.calls,
+        "with_elements": g.with_elements,
+    }  # fmt: skip
+
+
+def _line(cells: Iterable[Any]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow(cells)
+    return buffer.getvalue()
+
+
+def _tensors(tensors: Sequence[Any]) -> str:
+    return " ".join(f"{t.dtype}{plain.shape(t.shape).replace(', ', ',')}" for t in tensors) or "-"
+
+
+def _arguments(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_value(value)}" for name, value in arguments.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict) and len(value) == 1:
+        return str(next(iter(value.values())))
+    return json.dumps(value)
+
+
+def _merged(ranges: Sequence[Any]) -> tuple[float | None, float | None, int, int]:
+    lows, highs = [r.min for r in ranges if r.min is not None], [r.max for r in ranges if r.max is not None]
+    return min(lows, default=None), max(highs, default=None), sum(r.nan for r in ranges), sum(r.inf for r in ranges)
+
+
+def _range(ranges: Sequence[Any]) -> str:
+    low, high, nan, inf = _merged(ranges)
+    text = "-" if low is None else f"{low:.3g} .. {high:.3g}"
+    return text + (f" NaN {nan}" if nan else "") + (f" Inf {inf}" if inf else "")
+
+
+def _where(scopes: dict[str, int]) -> str:
+    names = sorted(scopes, key=lambda s: -scopes[s])
+    shown = ", ".join(plain.clean(n or "(root)") for n in names[:WHERE])
+    return shown + (f" and {len(names) - WHERE} more" if len(names) > WHERE else "")
+
+
+def _counted(table: dict[str, int]) -> str:
+    return " ".join(f"{name or '(root)'}:{n}" for name, n in table.items())
+
+
+def _share(seconds: float, total: float) -> str:
+    return f"{100 * seconds / total:.1f} %" if total else "-"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
