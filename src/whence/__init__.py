@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import capture as capture
-    from whence.api import compare, compare_labels, doctor, label, load_comparison, new_id, open_run, record, recording, task
+    from whence.api import compare, compare_labels, compile, doctor, label, load_comparison, new_id, open_run, record, recording, task
     from whence.api import locate as locate
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
 __all__ = [
-    "capture", "compare", "compare_labels", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
+    "capture", "compare", "compare_labels", "compile", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
     "task", "tokens",
 ]  # fmt: skip
 

@@ -62,7 +62,7 @@ def capture(
     launch.apply_determinism(chosen)
     listener = labelled = None
     try:
-        listener = _listener(session, model)
+        listener = _listener(session, model, folder)
         listener.install()
         labelled = labelling.taking(session, folder)
         yield session
@@ -80,7 +80,7 @@ def attach(options: CaptureOptions, run_path: str) -> None:
 
     def start() -> Listener:
         session = _session(run_path, options, None)
-        listener = _listener(session, None, lasting=True)
+        listener = _listener(session, None, run_path, lasting=True)
         listener.install()
         labelling.inherited(session)
         return listener
@@ -121,12 +121,16 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         to_force(options.force_tokens)
 
 
-def _listener(session: Session, model: Any, *, lasting: bool = False) -> Listener:
+def _listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
     from whence.capture.torch_logits import LogitsListener
     from whence.capture.torch_modules import Listener
     from whence.capture.torch_operators import OperatorListener
 
     how: dict[str, Any] = {"find_external": _Externals(model, session), "changes": _changes(session)}
+    if session.options.level == "graph":
+        from whence.capture.torch_graph import GraphListener
+
+        return GraphListener(session, model, folder=folder, program=True, **how)
     if session.options.level == "op":
         return OperatorListener(session, model, lasting=lasting, **how)
     return (LogitsListener if session.options.level == "logits" else Listener)(session, model, **how)
