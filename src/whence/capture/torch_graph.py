@@ -43,10 +43,9 @@ class Graph:
     phase: "forward" or "backward". code: by mode, called with the list of inputs. modules: variable -> path of the module that it held.
     """
 
-    _boxed_call = True
-
     def __init__(self, owner: GraphListener, name: str, ids: tuple[str, str], backward: bool, modules: dict[str, str]) -> None:
         self._owner = weakref.ref(owner)
+        self._boxed_call = True  # of the object itself: torch wraps it and copies what it holds
         self.name, (self.id, self.torch_id), self.phase, self.modules = name, ids, "backward" if backward else "forward", modules
         self.key = inductor.new_key(self)
         self.mode = owner.mode
@@ -86,11 +85,11 @@ class Graph:
         if owner is not None and owner.active:
             owner.take(self, name, value)
 
-    def ran(self, node: Any, args: Any, kwargs: Any, value: Any) -> None:
+    def ran(self, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
         """An operator of the graph has run, where it is run node by node."""
         owner = self._owner()
         if owner is not None and owner.active and nodes.is_value(node):
-            owner.take_node(self, node, args, kwargs, value)
+            owner.take_node(self, node, args, kwargs, out, value)
 
     def scope(self, what: nodes.Named) -> str:
         """The path of the module that a node is in, in this execution: one graph may serve several modules."""
@@ -108,7 +107,7 @@ class Execution:
     """One execution of a graph; also what its tensors are sighted by."""
 
     __slots__ = (
-        "above", "graph", "keep", "micro", "mutated", "number", "op_type", "operators", "order", "phase", "place", "program", "records",
+        "above", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type", "operators", "order", "phase", "place", "program", "records",
         "refs", "root", "scope", "state", "step", "training", "wanted",
     )  # fmt: skip
     graph: Graph
@@ -127,6 +126,7 @@ class Execution:
         self.refs: list[Ref] = []
         self.records: dict[str, tuple[Any, str]] = {}
         self.mutated: list[tuple[str, Any]] = []
+        self.numbers: dict[str, Any] = {}
         self.program = "", ""
 
 
@@ -462,6 +462,8 @@ class GraphListener(Listener):
         made.scope = ""
         for i, (name, value) in enumerate(zip(graph.inputs, inputs)):
             if not isinstance(value, torch.Tensor):
+                if isinstance(value, (bool, int, float)):
+                    made.numbers[f"input.{i}"] = value
                 continue
             slot = graph.slots[i]
             number, edge = self._parameter(value, slot, made) if slot.startswith("param.") else self._sight(value, slot, made)[:2]
@@ -549,7 +551,7 @@ class GraphListener(Listener):
                 id=made.order, scope="", root=made.root.name, step=made.step, order=made.order, rank=session.rank, micro=made.micro,
                 phase=made.phase, op=graph.id, occurrence=_counted(made.state, f"{made.phase}:<graph>/{graph.id}"), kind="graph",
                 op_type="graph", parent=made.above.order, number=made.number, training=made.training, refs=tuple(made.refs),
-                arguments={"mode": graph.mode, "graph": graph.name, "compile_id": graph.torch_id}, program=made.program[0],
+                arguments={"mode": graph.mode, "graph": graph.name, "compile_id": graph.torch_id, **made.numbers}, program=made.program[0],
                 no_program=made.program[1], error=error,
             )
         )  # fmt: skip
@@ -562,9 +564,9 @@ class GraphListener(Listener):
         if site is not None and isinstance(value, torch.Tensor):
             self._taking(graph, lambda made: self._take_tensor(made, site, value))
 
-    def take_node(self, graph: Graph, node: Any, args: Any, kwargs: Any, value: Any) -> None:
+    def take_node(self, graph: Graph, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
         """A node has run eagerly, on these arguments."""
-        self._taking(graph, lambda made: self._take_node(made, node, args, kwargs, value))
+        self._taking(graph, lambda made: self._take_node(made, node, args, kwargs, out, value))
 
     def _taking(self, graph: Graph, action: Callable[[Execution], None]) -> None:
         local = self._local
@@ -594,7 +596,7 @@ class GraphListener(Listener):
             made, what, (*refs, Ref("output.0", record, edge)), arguments, site.origins, ("", "it is in the program of its graph"), notes
         )  # fmt: skip
 
-    def _take_node(self, made: Execution, node: Any, args: Any, kwargs: Any, value: Any) -> None:
+    def _take_node(self, made: Execution, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
         what, maker, options = nodes.named(node), nodes.origin_of(node), self.session.options
         scope = made.graph.scope(what)
         seer = _Seer(scope, what.base, made.keep and self.session.elements_on)
@@ -607,7 +609,6 @@ class GraphListener(Listener):
         record, edge, _ = self._sight(value, "output.0", seer)
         program, why = None, "programs were not recorded"
         if options.programs and options.keep == "full":
-            out = value if maker is node else [None] * int(node.args[1]) + [value]
             program, why = ran.picked(out, None if maker is node else int(node.args[1]))
         if program is not None and program.id not in self._programs:
             self._programs.add(program.id)
@@ -636,7 +637,12 @@ class GraphListener(Listener):
             )
         )  # fmt: skip
 
-    # ---- what is outside any module
+    # ---- modules, and what is outside any
+
+    def _program_of(self, frame: _Frame, error: str) -> tuple[str, str]:
+        if frame.operators and not frame.note:
+            return "", "its graphs are calls of their own"
+        return super()._program_of(frame, error)
 
     def _begin_root(self, frame: _Frame, root: Root, scope: str) -> None:
         self._close_region()

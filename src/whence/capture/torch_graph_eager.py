@@ -35,10 +35,10 @@ class MadeInGraph(Made):
         return None, f"has no result {place}"
 
 
-def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any], None]) -> Callable[[Any], Any]:
-    """A function of the list of inputs, which it empties, that runs the graph and calls look(node, args, kwargs, value) behind each operator.
+def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Callable[[Any], Any]:
+    """A function of the list of inputs, which it empties, that runs the graph and calls look(node, args, kwargs, out, value) behind each operator.
 
-    args, kwargs: of the operator that ran, also for one of several results.
+    args, kwargs, out: of the operator that ran; value: of the node, which may be one of several results.
     """
     last: dict[Any, list[Any]] = {}
     seen: set[Any] = set()
@@ -53,7 +53,7 @@ def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any], None]) -> Callable
         if isinstance(inputs, list):
             inputs.clear()
         env: dict[Any, Any] = {}
-        made: dict[Any, tuple[Any, Any]] = {}
+        made: dict[Any, tuple[Any, Any, Any]] = {}
         with torch.no_grad(), torch._C._DisableAutocast():
             for node in frozen:
                 if node.op == "placeholder":
@@ -69,7 +69,7 @@ def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any], None]) -> Callable
                     env[node] = node.target(*args, **kwargs)
                     maker = origin_of(node)
                     if maker is node:
-                        made[node] = args, kwargs
+                        made[node] = args, kwargs, env[node]
                     if maker in made:
                         look(node, *made[maker], env[node])
                 for old in last[node]:

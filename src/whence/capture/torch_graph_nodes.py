@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,14 +36,40 @@ class Named(NamedTuple):
 def named(node: Any) -> Named:
     """Of a call_function node. A result picked out of several is named by its own node and has the overload of the operator that made it."""
     maker = origin_of(node)
-    scope, local = _module_path(node) if _stack(node) else _module_path(maker)
+    at = node if _stack(node) else maker
+    source = _source(node) or _source(maker)
+    if not _stack(at):
+        at, source = _neighbour(maker), source or _source(_neighbour(maker))
+    scope, local = _module_path(at)
     target = maker.target
     if isinstance(target, torch._ops.OpOverload):
         facts = facts_of(target)
         overload, base = facts.name, facts.base
     else:
         overload = base = getattr(target, "__name__", str(target))
-    return Named(node.name, overload, base, scope, local, _source(node) or _source(maker))
+    return Named(node.name, overload, base, scope, local, source)
+
+
+def _neighbour(node: Any) -> Any:
+    """A node that a pass put in has no origin: the nearest one before it with an origin, when those before and behind are of one module."""
+    before, behind = _nearest(node, lambda n: n.all_input_nodes), _nearest(node, lambda n: n.users)
+    paths = {_module_path(n) for n in (*before, *behind)}
+    return before[0] if before and behind and len(paths) == 1 else node
+
+
+def _nearest(node: Any, step: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    found: list[Any] = []
+    left, met = list(step(node)), {node}
+    while left:
+        at = left.pop()
+        if at in met or at.op != "call_function":
+            continue
+        met.add(at)
+        if _stack(at):
+            found.append(at)
+        else:
+            left += step(at)
+    return found
 
 
 def origin_of(node: Any) -> Any:

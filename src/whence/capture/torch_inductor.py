@@ -23,7 +23,13 @@ from whence.capture.torch_graph_nodes import Named, copied, is_value, named, ori
 from whence.errors import CaptureError
 
 MODES = ("exact", "deep", "fx")
+_GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache")
+_AUTOGRAD_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
 _INSTEAD = "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without inductor's code"
+
+
+_NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
+"""Views that have the elements of their input in the same order when they have its shape."""
 
 
 class Site(NamedTuple):
@@ -105,7 +111,7 @@ def _points(mode: str) -> list[tuple[str, str, Any]]:
         ("torch._inductor.compile_fx", "compile_fx", _find("torch._inductor.compile_fx")),
         ("torch._inductor.compile_fx", "compile_fx_inner", _find("torch._inductor.compile_fx")),
         ("torch._inductor.graph.GraphLowering", "run", _find("torch._inductor.graph", "GraphLowering")),
-        ("torch._inductor.config", "force_disable_caches", _find("torch._inductor.config")),
+        ("torch._inductor.config", "fx_graph_cache", _find("torch._inductor.config")),
     ]
     if mode == "exact":
         points += [
@@ -131,13 +137,19 @@ def _find(module: str, name: str = "") -> Any:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Around everything that compiles a graph of ours: no cache may answer, and no CUDA graph may replay without our Python code."""
+    """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep one, and no CUDA graph may replay
+    without our Python code. Caches of kernels stay: they go by the kernel's source, and that is as ever.
+    """
     from torch._inductor import config
 
-    changes: dict[str, Any] = {"force_disable_caches": True}
+    changes: dict[str, Any] = {name: False for name in _GRAPH_CACHES if hasattr(config, name)}
     if config.triton.cudagraphs:
         changes["triton.cudagraphs"] = False
-    with config.patch(changes):
+    # Kernels to nodes to lines. Older torch has another name for it, or none.
+    if hasattr(config.trace, "provenance_tracking_level"):
+        changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
+    autograd = _find("torch._functorch.config")
+    with config.patch(changes), autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}):
         yield
 
 
@@ -146,9 +158,6 @@ def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[
     from torch._inductor import compile_fx, config
 
     changes: dict[str, Any] = {}
-    # Kernels to nodes to lines. Older torch has another name for it, or none.
-    if hasattr(config.trace, "provenance_tracking_level"):
-        changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
     if collected.mode == "deep":
         changes["post_grad_custom_post_pass"] = _taps(config.post_grad_custom_post_pass, collected)
     if collected.mode == "exact" and any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs):
@@ -298,11 +307,13 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
     made = {name for node in nodes for name in _buffers(node)}
     gone = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
     reads = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
-    origins = sorted({n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__)
+    ends = [_node_of(b, collected) for name in made if (b := _buffer(graph, name)) is not None]
+    starts = {n.name for name in reads if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None}
+    origins = sorted(_between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__)
     for name in (name for node in nodes for name in _buffers(node)):
         if name in gone or (live is not None and name not in live):
             continue
-        buffer = graph.try_get_buffer(name) if hasattr(graph, "try_get_buffer") else graph.get_buffer(name)
+        buffer = _buffer(graph, name)
         if buffer is None or not _is_tensor(buffer):
             continue
         node = _node_of(buffer, collected)
@@ -317,6 +328,23 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
         if lines:
             wrapper.add_import_once("from whence.capture.torch_inductor import seen as _whence_seen")
             wrapper.writeline(f"_whence_seen({collected.key!r}, {name!r}, {name})")
+
+
+def _buffer(graph: Any, name: str) -> Any:
+    find = getattr(graph, "try_get_buffer", None) or graph.name_to_buffer.get
+    return find(name)
+
+
+def _between(starts: set[str], ends: list[Any]) -> set[str]:
+    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end is made of that is not known counts."""
+    found: dict[str, None] = {}
+    left = [n for n in ends if n is not None]
+    while left:
+        node = left.pop()
+        if node.op == "call_function" and node.name not in found and node.name not in starts:
+            found[node.name] = None
+            left += node.all_input_nodes
+    return set(found)
 
 
 def _buffers(node: Any) -> list[str]:
@@ -339,10 +367,20 @@ def _is_tensor(buffer: Any) -> bool:
 
 def _node_of(buffer: Any, collected: Collected) -> Any:
     """The node whose value lies in this buffer, None where none is known."""
-    node = buffer.get_origin_node()
+    node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
     if node is None or node.name not in collected.nodes or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
+    # A view that changes nothing took over the buffer of what it is a view of.
+    while not is_value(node) and _same(node):
+        node = node.args[0]
     return node
+
+
+def _same(node: Any) -> bool:
+    if getattr(origin_of(node).target, "_opname", "") not in _NO_CHANGE or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    before = node.args[0].meta.get("val")
+    return node.args[0].op == "call_function" and isinstance(before, torch.Tensor) and before.shape == node.meta["val"].shape
 
 
 # ---- deep: an operator that looks
