@@ -12,15 +12,29 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whence.api import (
+        begin_dump,
+        compare,
+        compare_labels,
+        doctor,
+        end_dump,
+        label,
+        load_comparison,
+        new_id,
+        open_run,
+        record,
+        recording,
+        task,
+    )
     from whence.api import capture as capture
-    from whence.api import compare, compare_labels, compile, doctor, label, load_comparison, new_id, open_run, record, recording, task
+    from whence.api import compile as compile  # noqa: A004
     from whence.api import locate as locate
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
 __all__ = [
-    "capture", "compare", "compare_labels", "compile", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
-    "task", "tokens",
+    "begin_dump", "capture", "compare", "compare_labels", "compile", "doctor", "end_dump", "label", "load_comparison", "locate",
+    "new_id", "open_run", "record", "recording", "task", "tokens",
 ]  # fmt: skip
 
 

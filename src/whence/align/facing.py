@@ -10,6 +10,7 @@ import msgspec
 from whence.align import mapped
 from whence.align.calls import fused as apart
 from whence.align.calls import moves
+from whence.align.calls.levels import one_level
 from whence.align.calls.plan import plan
 from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
@@ -46,9 +47,10 @@ def align(
     UsageError where that does not fit. inside: computes tensors inside calls of the reference that no record holds; asked for those
     of the target left without a partner.
     """
-    said: list[str] = []
+    reference, target, said = one_level(reference, target)
     if chart is not None:
-        reference, target, named, said = mapped.prepared(reference, target, chart)
+        reference, target, named, more = mapped.prepared(reference, target, chart)
+        said = [*said, *more]
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
         target, moved = rebased(reference, target)

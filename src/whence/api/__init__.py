@@ -3,11 +3,11 @@
 Importing it loads no framework and no stage; each function imports what it needs when it is called.
 """
 
-from whence.api.capturing import attach, capture
+from whence.api.capturing import attach, begin_dump, capture, end_dump
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
 from whence.api.generated import first_difference, tokens
-from whence.api.graphs import compile
+from whence.api.graphs import compile  # noqa: A004
 from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.operators import chosen_operators, signatures
@@ -17,8 +17,8 @@ from whence.api.runs import open_run, open_to_show, recover, run_command, scrub,
 from whence.api.sided import compare_labels, run_labels
 
 __all__ = [
-    "attach", "attach_labels", "capture", "chosen_operators", "compare", "compare_labels", "compile", "doctor", "doctor_command", "face",
-    "fault_sites", "first_difference", "free_output", "include", "label", "load_comparison", "load_policy", "locate", "new_id",
-    "open_run", "open_to_show", "planted", "record", "recording", "recover", "run_command", "run_labels", "scrub", "signatures", "task",
-    "tokens", "views", "warmup",
+    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "compile", "doctor",
+    "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "include", "label", "load_comparison",
+    "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover", "run_command",
+    "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
 ]  # fmt: skip

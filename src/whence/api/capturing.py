@@ -74,6 +74,59 @@ def capture(
             labelled()
 
 
+_dumping: list[tuple[str, CaptureOptions, Session, Listener]] = []  # the region that is open, or was and goes on
+
+
+def begin_dump(
+    path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, force: bool = False, **options: Any
+) -> None:
+    """Record every operator from here to `end_dump` into the run `path`, on this thread and in modules called on others.
+
+        whence.begin_dump("runs/ops", samples=2, dedup=True)
+        loss(model(x)).backward()
+        whence.end_dump()
+
+    options: as of `whence.capture` with level="op". Begun again with the same path and options, while it is open nothing happens, and after
+    `end_dump(clear_context=False)` it goes on. Nothing of the program is changed. Raises UsageError when another region is
+    open or the options are others, OutputExists, StoreFailed.
+    """
+    from whence import store
+    from whence.capture import launch
+    from whence.capture.options import make
+
+    folder, chosen = str(Path(path).absolute()), make(level="op", force=force, **options)
+    if _dumping:
+        if (_dumping[0][0], _dumping[0][1]) != (folder, chosen):
+            raise UsageError(f"begin_dump {folder}: {_dumping[0][0]} is not ended; call end_dump() first")
+        _dumping[0][3].active = True
+        return
+    session = _session(folder, chosen, on_record)
+    store.create(folder, _info(chosen), force=chosen.force)
+    launch.apply_determinism(chosen)
+    listener = _listener(session, None, folder)
+    listener.install()
+    _dumping.append((folder, chosen, session, listener))
+
+
+def end_dump(clear_context: bool = True) -> None:
+    """End the region that `begin_dump` opened. clear_context: finish the run; False only stops, and `begin_dump` may go on with it.
+
+    Nothing happens where none is open. A region that is never ended is finished with the process.
+    """
+    if not _dumping:
+        return
+    _, _, session, listener = _dumping[0]
+    if not clear_context:
+        listener.active = False
+        return
+    _dumping.clear()
+    listener.remove()
+    session.close()
+
+
+atexit.register(end_dump)
+
+
 def attach(options: CaptureOptions, run_path: str) -> None:
     """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
     from whence.api import labelling

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from whence.errors import UsageError
+from whence.records import Run
 
 _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 
 
-def compile(model: Any, path: str | os.PathLike[str], mode: str = "exact", **compile_options: Any) -> Any:
+def compile(  # noqa: A001 - the name that users know from torch
+    model: Any, path: str | os.PathLike[str], mode: str = "exact", **compile_options: Any
+) -> Any:
     """`torch.compile(model)` whose calls are captured into the run `path`, until `close()`, the end of a `with` block or of the process.
 
         with whence.compile(model, "runs/tgt") as compiled:
@@ -55,8 +58,20 @@ def compile(model: Any, path: str | os.PathLike[str], mode: str = "exact", **com
 
     def listen(compiled: Any) -> GraphListener:
         listener = GraphListener(session, compiled, folder=folder, find_external=_Externals(model, session))
-        atexit.register(compiled.close)
         listener.install()
         return listener
 
     return compiled_by(model, listen, **wanted)
+
+
+def observer_effects(run: Run) -> Iterator[str]:
+    """What a captured run says of how its own capture changed it: one sentence where nothing did, one for each graph that differs."""
+    none = 0
+    for note in run.notes:
+        if note.kind == "observer":
+            if note.text.startswith("observer effect: none"):
+                none += 1
+            else:
+                yield note.text
+    if none:
+        yield f"observer effect: none in {none} {'graph' if none == 1 else 'graphs'}"

@@ -148,7 +148,14 @@ class Made:
         return encoded
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
-        inner = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
+        inner: Any
+        if tensor.is_nested and tensor.layout is torch.strided:
+            inner = [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
+        elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            self.unseen = self.unseen or "takes a parameter that is not there yet"
+            return {"object": type(tensor).__name__}
+        else:
+            inner = plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
         if inner is None or len(inner) == 1:
             self.inputs.append((slot, tensor))
         else:
@@ -187,7 +194,7 @@ class Made:
 
     def states(self) -> Iterator[tuple[str, Any]]:
         """(device type, state of the generator) where it draws random numbers."""
-        if not self.overload.draws(self.given):
+        if not self.overload.random or not self.overload.draws(self.given):
             return
         self.unseen = self.unseen or "draws random numbers"
         generator = next((v for v in self.given.values() if isinstance(v, torch.Generator)), None)
@@ -219,7 +226,10 @@ class Made:
 
     def results(self, out: Any) -> list[tuple[str, Any, str]]:
         """(slot, tensor, slot of the written argument that it is) of what it wrote, then of what it returned."""
-        overload, found = self.overload, []
+        overload = self.overload
+        if type(out) is torch.Tensor and not overload.writes and not overload.statistics:
+            return [("output.0", out, "")]
+        found: list[tuple[str, Any, str]] = []
         ids: dict[int, str] = {}
         names = overload.writes
         if overload.statistics and self.given.get("training", self.given.get("train", self.given.get("use_input_stats"))):
@@ -245,12 +255,14 @@ class Made:
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
         """Slots that share a storage, each with the first one of it, as far as the schema does not say so."""
-        if len(self.inputs) < 2 and not self.overload.view and (not results or not self.inputs):
+        if len(self.inputs) < 2 and not self.overload.view:
             return ()
         first: dict[int, str] = {}
         found = []
         implied = self.overload.implied
-        for slot, tensor in (*self.inputs, *((s, t) for s, t, same in results if not s.startswith("mutated"))):
+        # Only a view shares memory with what went in, as far as a schema goes.
+        made = ((s, t) for s, t, _ in results if s.startswith("output")) if self.overload.view else ()
+        for slot, tensor in (*self.inputs, *made):
             try:
                 storage = tensor.untyped_storage()._cdata
             except (RuntimeError, NotImplementedError, AttributeError):

@@ -70,12 +70,13 @@ class Trap:
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)
+            prior = original(None)  # else dynamo compiles what follows here
             self._met()
             done = self._switched(caller)
-            result = original(*args, **kwargs)
+            original(*args, **kwargs)
             if done:
                 self._left()
-            return result
+            return prior
 
         self._module, self._original, self._wrapper = module, original, set_eval_frame
         setattr(module, _NAME, set_eval_frame)

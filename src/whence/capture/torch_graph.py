@@ -7,6 +7,7 @@ The first execution of a graph is done a second time with nothing taken, on clon
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import datetime
@@ -26,20 +27,22 @@ from whence.arrays.torch import tensors_in
 from whence.capture import torch_graph_nodes as nodes
 from whence.capture import torch_inductor as inductor
 from whence.capture.session import Session
-from whence.capture.torch_graph_effect import Cannot, difference, silently
 from whence.capture.torch_calls import overload_of
 from whence.capture.torch_graph_eager import MadeInGraph, interpreted
+from whence.capture.torch_graph_effect import Cannot, difference, silently
 from whence.capture.torch_inductor import Collected, Site
 from whence.capture.torch_known import Root, StorageRef, address_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
+from whence.capture.torch_overloads import facts_of
 from whence.records import Call, Ref
 
 
 class Graph:
     """One compiled graph. It stays with the compiled code, also when nobody listens any more; then it only runs it.
 
-    name: as torch counts graphs ("model__0_forward_1"). id: "0/0", frame and compile of it, counted within the run; torch_id: as torch counts.
+    name: as torch counts graphs ("model__0_forward_1"). id: "0/0", frame and compile of it, counted within the run; torch_id:
+    as torch counts.
     phase: "forward" or "backward". code: by mode, called with the list of inputs. modules: variable -> path of the module that it held.
     """
 
@@ -107,7 +110,8 @@ class Execution:
     """One execution of a graph; also what its tensors are sighted by."""
 
     __slots__ = (
-        "above", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type", "operators", "order", "phase", "place", "program", "records",
+        "above", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type", "operators", "order", "phase", "place",
+        "program", "records",
         "refs", "root", "scope", "state", "step", "training", "wanted",
     )  # fmt: skip
     graph: Graph
@@ -193,7 +197,7 @@ class GraphListener(Listener):
             made = other.__call__
 
             @functools.wraps(made)
-            def __call__(wrapper: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807, F811
+            def __call__(wrapper: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
                 listener._other_backend(wrapper)
                 return made(wrapper, *args, **kwargs)
 
@@ -241,7 +245,9 @@ class GraphListener(Listener):
     def _other_backend(self, wrapper: Any) -> None:
         name = getattr(wrapper, "compiler_name", "") or getattr(getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__)
         if self.active and not isinstance(getattr(wrapper, "compiler_fn", None), _Inductor):
-            self._tell("inside-not-seen", f"compiled with the backend {name}: only inductor's graphs are captured, of this one its boundary")
+            self._tell(
+                "inside-not-seen", f"compiled with the backend {name}: only inductor's graphs are captured, of this one its boundary"
+            )
 
     def _tell(self, kind: str, text: str) -> None:
         if text not in self._told:
@@ -254,46 +260,53 @@ class GraphListener(Listener):
         """In the place of inductor's compile_fx_inner, for forward, backward and inference graphs."""
         from torch._inductor import compile_fx
 
-        if not self.active:
-            return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+        if self.active:
+            try:
+                made = self._make(modules, gm, example_inputs, how)
+            except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
+                self.session.note("graph", f"{_name()} could not be instrumented, only its boundary is captured: {_words(error)}")
+                made = None
+            if made is not None:
+                return made
+            if reported := _reported_strides():
+                reported.clear()
+        return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+
+    def _make(self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]) -> Any:
         graph = Graph(self, _name(), self._number(), bool(how.get("is_backward")), modules)
         before = nodes.readable(gm)
         every = self.session.options.graph_buffers
+        out: Any = None
         if self.mode == "fx":
-            taken = Collected(graph.key, "fx", every)
-            inductor.compile_graph(nodes.copied(gm), example_inputs, taken, how)
-            if taken.graph is None:
-                raise RuntimeError("inductor made no graph of what it was given")
-            graph.learn(taken)
-            graph.code["fx"] = interpreted(graph.module, graph.ran)
-            _report_strides(graph.module)
-            self._write_texts(graph, before)
-            return graph
-        out = None
-        for mode in ("exact", "deep")[: 2 if self.mode == "deep" else 1]:
+            modes: tuple[str, ...] = ("fx",)
+        else:
+            modes = ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
+        for mode in modes:
             taken = Collected(graph.key, mode, every)
             made = self._instrumented(graph, _own(gm), example_inputs, taken, how)
-            if made is None:
+            if taken.graph is None or (made is None and mode != "fx"):
                 break
             graph.learn(taken)
+            graph.mode = mode
+            if mode == "fx":
+                graph.code[mode], out = interpreted(graph.module, graph.ran), graph
+                _report_strides(graph.module)
+                break
             graph.code[mode] = getattr(made, "current_callable", None) or made
             out = out or made
         if out is None:
-            return compile_fx.compile_fx_inner(gm, example_inputs, **how)
-        if "deep" not in graph.code:
-            graph.mode = "exact"
-        elif how.get("cpp_wrapper") and self.mode == "exact":
-            graph.mode = "deep"
-        self._write_texts(graph, before)
-        self._say_what_is_named(graph)
+            return None
+        if graph.mode != self.mode:
+            why = "code in C++ alone (cpp_wrapper) has no place for mode exact" if graph.mode == "deep" else "mode deep was not possible"
+            self.session.note("graph", f"{graph.words} is captured in mode {graph.mode}: {why}")
+        self._say_what_is_named(graph, self._write_texts(graph, before))
         if getattr(out, "current_callable", None) is None:
             return graph
         out.current_callable = graph
         return out
 
     def _instrumented(self, graph: Graph, gm: Any, example_inputs: Any, taken: Collected, how: dict[str, Any]) -> Any:
-        context = torch._guards.TracingContext.try_get()
-        reported = getattr(context, "output_strides", None)
+        reported = _reported_strides()
         kept = list(reported or ())
         if reported:
             reported.clear()
@@ -308,8 +321,6 @@ class GraphListener(Listener):
             if made is not None and not same:
                 self.session.note("graph", f"{graph.words}: mode {taken.mode} would lay its outputs out differently, mode exact is used")
                 made = None
-        elif reported and made is None:
-            reported.clear()
         return made
 
     def _number(self) -> tuple[str, str]:
@@ -324,14 +335,19 @@ class GraphListener(Listener):
             self._ids[found] = f"{number}/{first}"
         return self._ids[found], found
 
-    def _say_what_is_named(self, graph: Graph) -> None:
+    def _say_what_is_named(self, graph: Graph, text: str = "") -> None:
         learned = graph.learned[graph.mode]
-        known = len(learned.sites)
-        lost = "".join(f", {n} not kept: {why}" for why, n in learned.dropped.items())
-        what = "kernel buffers" if graph.mode == "exact" else "nodes"
-        self.session.note("graph", f"{graph.words} is {graph.name}, mode {graph.mode}: {known} {what} named{lost}")
+        told = f"{graph.words} is {graph.name}, mode {graph.mode}"
+        if graph.mode == "fx":
+            told += f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
+        else:
+            named = sum(1 for site in learned.sites.values() if site.shape is not None)
+            lost = "".join(f", {n} {'named by no node' if learned.every else 'not kept'}: {why}" for why, n in learned.dropped.items())
+            told += f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
+        self.session.note("graph", f"{told}; text in {text}" if text else told)
 
-    def _write_texts(self, graph: Graph, before: str) -> None:
+    def _write_texts(self, graph: Graph, before: str) -> str:
+        """Write the graph before and after optimisation into the run; the name of the second file, "" where that failed."""
         learned = graph.learned[graph.mode]
         stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
         tail = f"{graph.name}_rank_{self.session.rank}_pid_{os.getpid()}_ts_{stamp}.txt"
@@ -340,6 +356,8 @@ class GraphListener(Listener):
             self.session.sink()
             for name, text in (("original", before), ("optimized", after)):
                 (Path(self._folder) / f"dynamo_{name}_graph_{tail}").write_text(text)
+            return f"dynamo_optimized_graph_{tail}"
+        return ""
 
     # ---- whose graph it is
 
@@ -542,10 +560,14 @@ class GraphListener(Listener):
                     slot = f"output.{i}"
                     made.refs.append(Ref(slot, *self._sight(tensor, slot, made)[:2]))
         if graph.expected is not None and not error:
-            changed = difference(graph.expected, [*tensors_in(list(out) if isinstance(out, (list, tuple)) else out), *(t for _, t in made.mutated)])
+            changed = difference(
+                graph.expected, [*tensors_in(list(out) if isinstance(out, (list, tuple)) else out), *(t for _, t in made.mutated)]
+            )
             graph.expected = None
             what = f"{changed}" if changed else "none"
-            session.note("observer", f"observer effect: {what} ({graph.words}, mode {graph.mode}, against the same graph with nothing taken)")
+            session.note(
+                "observer", f"observer effect: {what} ({graph.words}, mode {graph.mode}, against the same graph with nothing taken)"
+            )
         self._sights.call(
             Call(
                 id=made.order, scope="", root=made.root.name, step=made.step, order=made.order, rank=session.rank, micro=made.micro,
@@ -616,7 +638,9 @@ class GraphListener(Listener):
             self._sights.emit(lambda: self.session.program(new))
         refs = ran.refs if self.session.selector.slots("input") else []
         arguments = {**ran.arguments, "overload": what.overload}
-        self._operator(made, what, (*refs, Ref("output.0", record, edge)), arguments, (what.name,), (program.id if program else "", why), ())
+        self._operator(
+            made, what, (*refs, Ref("output.0", record, edge)), arguments, (what.name,), (program.id if program else "", why), ()
+        )
 
     def _operator(
         self, made: Execution, what: nodes.Named, refs: tuple[Ref, ...], arguments: dict[str, Any], origins: tuple[str, ...],
@@ -761,7 +785,7 @@ def _mutated(gm: Any) -> tuple[int, ...]:
     for node in gm.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        facts = nodes.facts_of(node.target)
+        facts = facts_of(node.target)
         for name in facts.writes:
             value = (dict(zip(facts.positional, node.args)) | node.kwargs).get(name)
             for at in nodes.flat(value):
@@ -776,10 +800,14 @@ def _settled(program: Any) -> Any:
     return msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in program.constants))
 
 
+def _reported_strides() -> Any:
+    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None where none is kept."""
+    return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
+
+
 def _report_strides(gm: Any) -> None:
     """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for it."""
-    context = torch._guards.TracingContext.try_get()
-    reported = getattr(context, "output_strides", None)
+    reported = _reported_strides()
     if reported is None or len(reported):
         return
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
@@ -829,6 +857,7 @@ def compiled_by(
         def close(self) -> None:
             """End the capture. The module goes on as it was compiled. Idempotent."""
             if backend.listener is not None:
+                atexit.unregister(self.close)
                 listener, backend.listener = backend.listener, None
                 listener.remove()
                 listener.session.close()
@@ -842,6 +871,7 @@ def compiled_by(
     Compiled.__name__, Compiled.__qualname__, Compiled.__module__ = kind.__name__, kind.__qualname__, kind.__module__
     made.__class__ = Compiled
     backend.listener = listen(made)
+    atexit.register(made.close)
     return made
 
 

@@ -36,7 +36,8 @@ class MadeInGraph(Made):
 
 
 def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Callable[[Any], Any]:
-    """A function of the list of inputs, which it empties, that runs the graph and calls look(node, args, kwargs, out, value) behind each operator.
+    """A function of the list of inputs, which it empties, that runs the graph. Behind each operator it calls
+    look(node, args, kwargs, out, value).
 
     args, kwargs, out: of the operator that ran; value: of the node, which may be one of several results.
     """

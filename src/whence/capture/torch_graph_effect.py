@@ -66,7 +66,7 @@ def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
 
 
 def difference(expected: Sequence[Any], found: Sequence[Any]) -> str:
-    """"" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5 tensors"."""
+    """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5 tensors"."""
     if len(expected) != len(found):
         return f"{len(found)} tensors instead of {len(expected)}"
     apart = worst = 0

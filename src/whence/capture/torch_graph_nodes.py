@@ -34,7 +34,7 @@ class Named(NamedTuple):
 
 
 def named(node: Any) -> Named:
-    """Of a call_function node. A result picked out of several is named by its own node and has the overload of the operator that made it."""
+    """Of a call_function node. A result picked out of several is named by its own node, its overload is that of the operator."""
     maker = origin_of(node)
     at = node if _stack(node) else maker
     source = _source(node) or _source(maker)
@@ -82,7 +82,11 @@ def origin_of(node: Any) -> Any:
 def is_value(node: Any) -> bool:
     """Does this node make a tensor of its own: no view of another, nothing written in place, one tensor and not several?"""
     maker = origin_of(node)
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or not isinstance(maker.target, torch._ops.OpOverload):
+    if (
+        node.op != "call_function"
+        or not isinstance(node.meta.get("val"), torch.Tensor)
+        or not isinstance(maker.target, torch._ops.OpOverload)
+    ):
         return False
     facts = facts_of(maker.target)
     return not facts.view and not facts.writes and facts.base not in UNINITIALISED and facts.namespace != "whence"

@@ -2,8 +2,8 @@
 
 Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key of theirs knows of the patch.
 Exact: a line is added to the Python code that calls the kernels, behind the kernel and before the next, which may use a buffer
-again; the kernels are those of an uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that inductor
-lowers, through the public option post_grad_custom_post_pass; it keeps a value from being fused away, and in 16 bits that rounds it.
+again; the kernels are those of an uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that
+inductor lowers, through the public option post_grad_custom_post_pass; it keeps a value from being fused away, and that may round it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Site(NamedTuple):
 
 
 class Collected:
-    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped: buffers that could not be shown, by reason."""
+    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped: buffers that are not shown, by reason."""
 
     def __init__(self, key: str, mode: str, every: bool) -> None:
         self.key, self.mode, self.every = key, mode, every
@@ -288,7 +288,9 @@ def _schedule(original: Any) -> Any:
     def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, features, *args, **kwargs)
         if (collected := _here.collected) is not None:
-            nodes = list(features.scheduler_nodes()) if hasattr(features, "scheduler_nodes") else [n for n in features if hasattr(n, "node")]
+            nodes = (
+                list(features.scheduler_nodes()) if hasattr(features, "scheduler_nodes") else [n for n in features if hasattr(n, "node")]
+            )
             _show(collected, nodes, None, collected.kernel, lines=False)
         return out
 
@@ -309,7 +311,9 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
     reads = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
     ends = [_node_of(b, collected) for name in made if (b := _buffer(graph, name)) is not None]
     starts = {n.name for name in reads if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None}
-    origins = sorted(_between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__)
+    origins = sorted(
+        _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__
+    )
     for name in (name for node in nodes for name in _buffers(node)):
         if name in gone or (live is not None and name not in live):
             continue

@@ -21,14 +21,15 @@ UNSETTLED = -1
 class Seen:
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
-    version: None of an inference tensor; UNSETTLED until the next look. kept: whether its elements were wanted.
+    version: None of an inference tensor; UNSETTLED until the next look. kept: whether its elements were wanted. probe: a sample of its
+    bytes, b"" where none was taken.
     """
 
-    __slots__ = ("digest", "id", "kept", "storage", "version")
+    __slots__ = ("digest", "id", "kept", "probe", "storage", "version")
 
-    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any, kept: bool) -> None:
+    def __init__(self, number: Any, digest: bytes, version: int | None, storage: Any, kept: bool, probe: bytes = b"") -> None:
         self.id: Any = number  # of the record; Pending while it is on its way
-        self.digest, self.version, self.storage, self.kept = digest, version, storage, kept
+        self.digest, self.version, self.storage, self.kept, self.probe = digest, version, storage, kept, probe
 
     def agrees(self, version: int | None, keep: bool) -> bool:
         """Is a tensor of this version, of which elements are wanted or not, this one as far as its bytes are equal too?"""

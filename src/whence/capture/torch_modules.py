@@ -123,7 +123,10 @@ class Listener:
         self._known: dict[int, Known] = {}
         self._learned = 0
         self._lock = threading.RLock()
-        self._sights = Sights(session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy)
+        self._sights = Sights(
+            session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy,
+            sampled=session.options.level == "op",
+        )  # fmt: skip
         self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
         self._objects: dict[int, Watched] = {}

@@ -38,7 +38,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, listener: OperatorListener) -> None:
         super().__init__()
-        self._operator = listener._operator
+        self.listener, self._operator = listener, listener._operator
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -80,6 +80,13 @@ class _Local(_Thread):
         self.autocast: tuple[str, ...] = ()
         self.suspended: _Mode | None = None
 
+    def forgets(self, mode: _Mode) -> bool:
+        """Was this mode taken off before compiled code? Then it does not come back."""
+        if self.suspended is not mode:
+            return False
+        self.suspended = None
+        return True
+
 
 class OperatorListener(Listener):
     """A `Listener` that records every operator below the modules, and outside them below a call of kind "region".
@@ -95,6 +102,7 @@ class OperatorListener(Listener):
         self._unwritten: dict[int, StorageRef] = {}
         self._passed: set[str] = set()
         self._lasting = lasting
+        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
         self._nowhere = Root("region", self)
         self._opened: _Mode | None = None
         self._engine: tuple[Any, Any] | None = None
@@ -143,17 +151,21 @@ class OperatorListener(Listener):
         return mode
 
     @staticmethod
-    def _take_off(mode: _Mode) -> bool:
+    def _take_off(mode: Any) -> None:
         """Take the mode away where it is on top."""
         depth = torch._C._len_torch_dispatch_stack()
         if depth == 0 or torch._C._get_dispatch_stack_at(depth - 1) is not mode:
-            return False
-        mode.__exit__(None, None, None)
-        return True
+            return
+        while True:
+            mode.__exit__(None, None, None)
+            depth = torch._C._len_torch_dispatch_stack()
+            mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+            if not isinstance(mode, _Mode) or mode.listener.active:  # of a capture that ended before the one above it
+                return
 
     def _on_top(self) -> bool:
         depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "_operator", None) == self._operator
+        return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "listener", None) is self
 
     @contextlib.contextmanager
     def _above(self) -> Iterator[None]:
@@ -166,9 +178,7 @@ class OperatorListener(Listener):
         try:
             yield
         finally:
-            if local.suspended is mode:
-                local.suspended = None
-            else:
+            if not local.forgets(mode):
                 self._take_off(mode)
 
     def _be_above_in_backward(self) -> None:
@@ -216,7 +226,7 @@ class OperatorListener(Listener):
         local = self._local
         depth = torch._C._len_torch_dispatch_stack()
         mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
-        if not isinstance(mode, _Mode) or mode._operator != self._operator:
+        if not isinstance(mode, _Mode) or mode.listener is not self:
             return
         mode.__exit__(None, None, None)
         local.suspended = mode
@@ -257,6 +267,9 @@ class OperatorListener(Listener):
         super()._begin_root(frame, root, scope)
         if frame.phase != "recompute":
             self._local.root = root
+            before = self._states.get(root.name)
+            if before is not None and before[:2] == (frame.step, frame.micro):  # of operators ahead of the first call
+                frame.state.update({key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"})
             self._states[root.name] = frame.step, frame.micro, frame.state
 
     def _end_root(self, frame: _Frame) -> None:
@@ -346,7 +359,10 @@ class OperatorListener(Listener):
         local.running = True
         started = time.perf_counter()
         try:
-            with restored(func, local.autocast):
+            if local.autocast or torch.is_inference_mode_enabled():
+                with restored(func, local.autocast):
+                    out = func(*args, **kwargs)
+            else:
                 out = func(*args, **kwargs)
         except BaseException as error:
             made.seconds = time.perf_counter() - started
@@ -443,15 +459,16 @@ class OperatorListener(Listener):
         if sampling.counts:
             for slot, tensor in made.inputs:
                 self._count(made, slot, tensor)
-        if session.selector.slots("input"):
+        if self._takes_inputs:
             unwritten = self._unwritten
             for slot, tensor in made.inputs:
                 why = "overwritten without being read" if slot in made.overload.overwritten else ""
                 if unwritten and not why and _storage(tensor) in unwritten:
                     why = "memory that was not written yet"
                 made.see(slot, self._sights.unreadable(tensor, why) if why else self._sights.sight(tensor, slot, made), why)
-        for device, state in made.states():
-            made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
+        if made.overload.random:
+            for device, state in made.states():
+                made.see(f"state.{device}", self._sights.sight(state, f"state.{device}", made), "")
 
     def _end(self, made: Made, out: Any, error: str) -> None:
         local = self._local
@@ -468,18 +485,18 @@ class OperatorListener(Listener):
     def _finish_operator(self, made: Made, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
-        if made.written and session.selector.slots("output"):
+        if made.written and self._takes_outputs:
             for slot, tensor, same in results:
                 if overload.uninitialised and tensor.numel():
                     self._unwritten[_storage(tensor)] = StorageRef(tensor)
                     made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 elif same and (seen := made.seen.get(same)) is not None:
                     made.see(slot, seen, "")
+                elif self._unwritten and self._still_unwritten(made, slot, tensor):
+                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
                 else:
-                    if self._unwritten and slot.startswith("mutated"):
-                        self._unwritten.pop(_storage(tensor), None)
                     unsettled = overload.view or bool(overload.writes)
-                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled), "")
+                    made.see(slot, self._sights.sight(tensor, slot, made, unsettled=unsettled, new=not unsettled), "")
         elif self._unwritten or overload.uninitialised:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
@@ -505,6 +522,12 @@ class OperatorListener(Listener):
                 forward=made.forward,
             )
         )  # fmt: skip
+
+    def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
+        """Is this a view of memory that nobody wrote? What was written now is no longer among it."""
+        if slot.startswith("mutated"):
+            self._unwritten.pop(_storage(tensor), None)
+        return made.overload.view and _storage(tensor) in self._unwritten
 
     def _count(self, made: Made, slot: str, tensor: Any) -> None:
         if self.session.options.keep != "none":

@@ -62,7 +62,10 @@ def facts_of(func: Any) -> Facts:
 
 
 def _has_kernel(func: Any, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+    except RuntimeError:  # an operator of Python's alone (aten::sym_size)
+        return False
 
 
 def draws(facts: Facts, named: dict[str, Any]) -> bool:

@@ -38,16 +38,18 @@ class Sighter(Protocol):
 class Sights:
     """Records tensors into a session.
 
+    sampled: of a CPU tensor with a version that was seen before, a sample of the bytes tells whether it is the same. Where every operator
+    is seen there is hardly another way to write it, and hashing the inputs of each would cost as much as all the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged: send CPU tensors through the ring
     too. on_error: called with what failed on the ring's thread. busy: called there before anything of the user's may run.
     """
 
     def __init__(
         self, session: Session, *, find_external: FindExternal | None, staged: bool, on_error: Callable[[Exception], None],
-        busy: Callable[[], None],
+        busy: Callable[[], None], sampled: bool = False,
     ) -> None:  # fmt: skip
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy = on_error, busy
+        self._on_error, self._busy, self._sampled = on_error, busy, sampled
         self.ring: Ring | None = None
         self._live: dict[tuple[Any, ...], Seen] = {}
 
@@ -98,12 +100,18 @@ class Sights:
         parameter: bool = False,
         grows: tuple[Watched, str] | None = None,
         unsettled: bool = False,
+        new: bool = False,
     ) -> tuple[Any, str, Any]:
         """The record of this tensor, how it was known again ("identity", "content" or "" for new), and its (dtype, shape, stride).
 
         unsettled: an operator that is still running wrote it or made a view of it, so torch has not counted its version yet.
+        new: an operator made it just now.
         """
         kind = type(tensor)
+        if self._sampled and not (new or unsettled) and (kind is torch.Tensor or kind is torch.nn.Parameter) and tensor.is_cpu:
+            found = self._again(tensor, frame.keep)
+            if found is not None:
+                return found
         session = self._session
         subclass = ""
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
@@ -117,6 +125,8 @@ class Sights:
             not tensor.is_cpu or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         ) and not tensors.readable(tensor):
             return self.unreadable(tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})")
+        if tensor.is_nested:
+            return self.unreadable(tensor, "several tensors of different lengths")
         dtype = tensors.NAMES.get(tensor.dtype)
         if dtype is None:
             return self.unreadable(tensor, f"dtype {tensor.dtype} has no host form")
@@ -135,6 +145,7 @@ class Sights:
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
             return *self._sight_staged(tensor, look, version, key, known, slot, frame, subclass, parameter, grows, unsettled), look
+        probe = _probe(pointer, tensor) if self._sampled and pointer and version is not None else b""
         data = None
         if contiguous and dtype[0] != "c" and not tensor.is_neg():
             nbytes = tensor.nbytes
@@ -159,10 +170,22 @@ class Sights:
             storage_offset=tensor.storage_offset(), subclass=subclass, base=base, tail=tail, external=external, address=pointer,
             keep=frame.keep,
         )  # fmt: skip
-        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep)
+        self._live[key] = Seen(number, digest, UNSETTLED if unsettled else version, StorageRef(tensor), frame.keep, probe)
         if grows is not None:
             grows[0].grown[grows[1]] = (number, digest, shape, dtype)
         return number, "", look
+
+    def _again(self, tensor: Any, keep: bool) -> tuple[Any, str, Any] | None:
+        """The sight of a plain CPU tensor that was seen before, None where that is not certain."""
+        try:
+            version, pointer = tensor._version, tensor.data_ptr()
+            look = (_NAMES[tensor.dtype], tensor.shape, () if tensor.is_contiguous() else tensor.stride())
+            known = self._live.get((pointer, look))
+            if known is None or not known.probe or known.probe != _probe(pointer, tensor) or not known.agrees(version, keep):
+                return None
+        except (RuntimeError, KeyError, ValueError, NotImplementedError):  # of inference, without memory, of another layout
+            return None
+        return known.id, "identity", look
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
         """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
@@ -264,4 +287,14 @@ def _resolved(call: Call) -> Call:
     return msgspec.structs.replace(call, refs=tuple(refs))
 
 
+def _probe(pointer: int, tensor: Any) -> bytes:
+    """Some bytes from the middle of its memory: what a write of all its elements changes."""
+    if tensor.is_contiguous():
+        nbytes = tensor.nbytes
+        return _read(pointer + nbytes // 2 - 32, 64) if nbytes > 64 else _read(pointer, nbytes)
+    return _read(pointer, tensor.element_size()) if tensor.numel() else b""
+
+
+_NAMES = tensors.NAMES
+_read = ctypes.string_at
 _EMPTY: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)

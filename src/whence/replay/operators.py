@@ -112,6 +112,41 @@ LINEAR_ALGEBRA = words("""
     linalg_lu_solve linalg_diagonal
 """)
 
+# Gradients of the operators above.
+BACKWARD = words("""
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _cdist_backward _convolution_double_backward _embedding_bag_backward
+    _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward _fused_rms_norm_backward _log_softmax_backward_data
+    _masked_softmax_backward _pdist_backward _prelu_kernel_backward _scaled_dot_product_cudnn_attention_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable_backward
+    _slow_conv2d_backward _softmax_backward_data _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell_backward_impl
+    _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward _weight_norm_interface _weight_norm_interface_backward
+    adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward batch_norm_backward
+    binary_cross_entropy_backward conv_tbc_backward convolution_backward convolution_backward_overrideable cudnn_batch_norm_backward
+    diagonal_backward elu_backward embedding_backward embedding_dense_backward fake_quantize_per_channel_affine_cachemask
+    fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine_cachemask
+    fake_quantize_per_tensor_affine_cachemask_backward gelu_backward glu_backward grid_sampler_2d_backward grid_sampler_3d_backward
+    hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss_backward index_select_backward
+    leaky_relu_backward linear_backward log_sigmoid_backward logit_backward masked_scatter_backward masked_select_backward
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward miopen_batch_norm_backward mish_backward mkldnn_linear_backward
+    mkldnn_rnn_layer_backward mse_loss_backward multi_margin_loss_backward multilabel_margin_loss_backward native_batch_norm_backward
+    native_dropout_backward native_group_norm_backward native_layer_norm_backward nll_loss2d_backward nll_loss_backward
+    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
+    replication_pad2d_backward replication_pad3d_backward select_backward sigmoid_backward silu_backward slice_backward
+    smooth_l1_loss_backward soft_margin_loss_backward softplus_backward softshrink_backward tanh_backward threshold_backward
+    trace_backward unfold_backward upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
+    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
+    value_selecting_reduction_backward
+""")
+
+# Steps of optimizers, on lists of tensors, and the fused ones.
+FOREACH = frozenset(f"_foreach_{name}" for name in words("""
+    abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma
+    log log10 log1p log2 max maximum minimum mul neg norm pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zero
+"""))  # fmt: skip
+FUSED = words("_fused_adagrad _fused_adam _fused_adamw _fused_sgd _amp_foreach_non_finite_check_and_unscale")
+
 # Return a Python number: guards.
 NUMBERS = frozenset(["_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"])
 
@@ -122,6 +157,8 @@ DATA_DEPENDENT = words("""
 """)
 
 LISTED = VIEWS | CONSTRUCTORS | POINTWISE | REDUCTIONS | CONTRACTIONS | LAYERS | INDEXING | SPECTRAL | LINEAR_ALGEBRA | NUMBERS
+LISTED |= BACKWARD | FOREACH | FUSED
+_IN_PLACE = POINTWISE | INDEXING | CONTRACTIONS | REDUCTIONS | FOREACH | FUSED
 # prims that torch's own decompositions leave behind.
 LISTED_PRIMS = words("""
     broadcast_in_dim convert_element_type iota squeeze transpose view_of rsqrt
@@ -140,7 +177,7 @@ def split(name: str, allow: tuple[str, ...] = ()) -> tuple[str, str, str]:
         raise ReplayRefused(f"{name[:100]!r} is not the name of an operator")
     namespace, base, overload = match.groups()
     listed = LISTED if namespace == "aten" else LISTED_PRIMS if namespace == "prims" else frozenset()
-    if base in listed or (base.endswith("_") and base[:-1] in (POINTWISE | INDEXING | CONTRACTIONS | REDUCTIONS)):
+    if base in listed or (base.endswith("_") and base[:-1] in _IN_PLACE):
         return namespace, base, overload
     if namespace not in ("aten", "prims", "whence") and f"{namespace}::" in allow:
         return namespace, base, overload

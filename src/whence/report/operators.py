@@ -90,7 +90,11 @@ def _line(cells: Iterable[Any]) -> str:
 
 
 def _tensors(tensors: Sequence[Any]) -> str:
-    return " ".join(f"{t.dtype}{plain.shape(t.shape).replace(', ', ',')}" for t in tensors) or "-"
+    return " ".join(f"{t.dtype}{_extents(t.shape)}" + (f":{_extents(t.stride)}" if t.stride else "") for t in tensors) or "-"
+
+
+def _extents(numbers: Sequence[int]) -> str:
+    return plain.shape(numbers).replace(", ", ",")
 
 
 def _arguments(arguments: dict[str, Any]) -> str:
