@@ -149,7 +149,8 @@ def test_exact_gives_the_bits_of_an_uninstrumented_compile_and_names_what_kernel
         assert call.arguments["overload"] == f"aten.{call.op_type}.default"
         assert call.phase == "forward" and call.leaf and call.no_program
         found = tensor(run, call, "output.0")
-        torch.testing.assert_close(found.reshape(eager.shape), eager)
+        close = {"rtol": 0, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+        torch.testing.assert_close(found.reshape(eager.shape), eager, **close)
 
 
 def test_a_buffer_holds_the_value_of_the_node_it_is_named_after(tmp_path):
@@ -247,7 +248,7 @@ def test_dynamic_shapes_have_a_graph_for_each_recompile_and_a_program_for_each_s
     graphs = of_kind(run, "graph")
     assert [g.op for g in graphs] == ["0/0", "0/1", "0/1"]
     assert len({g.program for g in graphs}) == 3
-    assert graphs[1].arguments["input.0"] == 4 or 4 in graphs[1].arguments.values()
+    assert [[v for k, v in g.arguments.items() if k.startswith("input.")] for g in graphs] == [[], [4], [5]]
     for rows, graph in zip((3, 4, 5), graphs):
         assert {run.records[r.record].shape[0] for r in graph.refs if r.slot == "output.0"} == {rows}
         assert any(c.op.startswith("addmm") and tensor(run, c, "output.0").shape == (rows, 8) for c in run.calls if c.parent == graph.id)
@@ -284,16 +285,22 @@ def test_deep_takes_every_node_that_has_a_value(tmp_path):
 
 
 def test_deep_falls_back_where_it_changes_the_result(tmp_path):
-    x = torch.randn(64, 6)
-    model = made(Net, torch.bfloat16)
-    bare = uninstrumented(model, x.bfloat16())
-    out, run = graph_run(model, tmp_path / "run", x.bfloat16(), mode="deep")
+    """In 16 bits a fused kernel goes on in 32; a tap has every value rounded."""
+
+    class Chain(nn.Module):
+        def forward(self, x):
+            return ((x.sin() + 0.3) * x.exp()).tanh() * 1.7 + x
+
+    x = torch.randn(64, 6).bfloat16()
+    model = Chain().eval()
+    bare = uninstrumented(model, x)
+    out, run = graph_run(model, tmp_path / "run", x, mode="deep")
     (graph,) = of_kind(run, "graph")
     assert graph.arguments["mode"] == "exact"
     assert bits(out) == bits(bare)
     told = [n.text for n in run.notes if n.kind == "observer"]
     assert any("mode deep changes the result" in t and "ulp" in t for t in told) and any("observer effect: none" in t for t in told)
-    other, anyway = graph_run(model, tmp_path / "anyway", x.bfloat16(), mode="deep", graph_anyway=True)
+    other, anyway = graph_run(model, tmp_path / "anyway", x, mode="deep", graph_anyway=True)
     assert of_kind(anyway, "graph")[0].arguments["mode"] == "deep"
     assert not torch.equal(other, bare)
     assert any(re.search(r"observer effect: \d+ ulp", n.text) for n in anyway.notes)
@@ -523,7 +530,9 @@ def test_a_torch_without_the_places_is_refused_in_one_sentence(tmp_path, monkeyp
     from torch._inductor.codegen.cpp import CppScheduling
 
     monkeypatch.delattr(CppScheduling, "flush")
-    with pytest.raises(CaptureError, match=r"graph mode exact: it has no torch\._inductor\.codegen\.cpp\.CppScheduling\.flush; mode='deep'"):
+    with pytest.raises(
+        CaptureError, match=r"graph mode exact: it has no torch\._inductor\.codegen\.cpp\.CppScheduling\.flush; mode='deep'"
+    ):
         whence.compile(made(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -544,7 +553,10 @@ def test_options_that_cannot_be_meant(tmp_path, options, words):
 
 
 def test_graph_options_need_the_level(tmp_path):
-    with pytest.raises(UsageError, match="graph_mode says how compiled graphs are captured"), whence.capture(made(), tmp_path, graph_mode="fx"):
+    with (
+        pytest.raises(UsageError, match="graph_mode says how compiled graphs are captured"),
+        whence.capture(made(), tmp_path, graph_mode="fx"),
+    ):
         pass
 
 

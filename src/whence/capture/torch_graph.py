@@ -35,6 +35,7 @@ from whence.capture.torch_known import Root, StorageRef, address_of, sample
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
 from whence.capture.torch_overloads import facts_of
+from whence.errors import CaptureError
 from whence.records import Call, Ref
 
 
@@ -99,8 +100,10 @@ class Graph:
         if not what.local and not what.scope:
             path = self.modules.get("", "")
         else:
-            path = ".".join(filter(None, (self.modules.get(what.local, ""), what.scope)))
+            path = ".".join(filter(None, (self.modules.get(what.local, self.modules.get("", "")), what.scope)))
         old, new = self.moved
+        if not old and new:
+            return f"{new}.{path}".rstrip(".")
         if old != new and (path == old or path.startswith(old + ".")):
             path = new + path[len(old) :]
         return path
@@ -160,11 +163,11 @@ class GraphListener(Listener):
 
     def __init__(self, session: Session, model: Any = None, *, folder: str, program: bool = False, **how: Any) -> None:
         self.mode = session.options.graph_mode
-        inductor.check(self.mode)
+        self._checked = False  # inductor takes seconds to import: of a whole program not before it compiles
         self._folder, self._everything = folder, program
         self._nowhere = Root("region", self)
         self._ids: dict[str, str] = {}
-        self._frames: dict[str, int] = {}
+        self._frames: dict[str, list[str]] = {}
         self._held: dict[int, tuple[StorageRef, int | None, bytes, Any]] = {}
         self._regions: dict[int, _Region] = {}
         self._told: set[str] = set()
@@ -223,6 +226,14 @@ class GraphListener(Listener):
         """While this lasts, graphs that are handed to inductor on this thread come to us."""
         from torch._inductor import compile_fx, config
 
+        if not self._checked:
+            try:
+                inductor.check(self.mode)
+            except CaptureError as why:
+                self._tell("inside-not-seen", str(why))
+                yield
+                return
+            self._checked = True
         if config.triton.cudagraphs:
             self._tell("graph", "CUDA graphs are off while graphs are captured: a replay runs no Python that could take tensors")
         with _compiling, inductor.outside():
@@ -327,12 +338,9 @@ class GraphListener(Listener):
         """(id counted within the run, id as torch counts it) of what is compiled now."""
         found = str(torch._guards.CompileContext.current_compile_id() or "")
         if found not in self._ids:
-            frame = found.partition("/")[0]
-            place = len({f.partition("/")[0] for f in self._ids if f.partition("/")[0] != frame}) if frame not in self._frames else 0
-            first = self._frames.setdefault(frame, 0)
-            self._frames[frame] += 1
-            number = next((n.partition("/")[0] for f, n in self._ids.items() if f.partition("/")[0] == frame), str(place))
-            self._ids[found] = f"{number}/{first}"
+            frame = self._frames.setdefault(found.partition("/")[0], [])
+            frame.append(found)
+            self._ids[found] = f"{list(self._frames.values()).index(frame)}/{len(frame) - 1}"
         return self._ids[found], found
 
     def _say_what_is_named(self, graph: Graph, text: str = "") -> None:
@@ -500,13 +508,16 @@ class GraphListener(Listener):
     def _params(self, graph: Graph, inputs: Any) -> dict[int, str]:
         """Path of the parameter that each input is, by place; sets which module the graph serves now."""
         now = {i: address_of(value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-        if graph.slots and all(now.get(i) == at for i, at in graph.places.items()):
+        if graph.places and all(now.get(i) == at for i, at in graph.places.items()):
             return {i: graph.slots[i][6:] for i in graph.places}
         paths = self._paths()
         names = {i: paths[at] for i, at in now.items() if at in paths}
         if not graph.places:
             graph.first = names
         graph.places = {i: now[i] for i in names}
+        if not names and graph.phase == "forward":
+            graph.moved = graph.modules.get("", ""), self._module_on_the_stack()
+            return names
         first = graph.first
         graph.moved = next((_moved(first[i], names[i]) for i in names if i in first and first[i] != names[i]), ("", ""))
         return names

@@ -99,10 +99,15 @@ def seen(key: str, name: str, value: Any) -> None:
 
 def check(mode: str) -> None:
     """Raise CaptureError when this torch lacks what the mode needs, saying what was looked for."""
-    missing = [f"{where}.{name}" for where, name, kind in _points(mode) if kind is None or not hasattr(kind, name)]
+    missing = [f"{where}.{name}" for where, name, kind in _points(mode) if not _has(kind, name)]
     if missing:
         instead = f"; {_INSTEAD}" if mode == "exact" else "; capture at module level instead (whence.capture, --level modules)"
         raise CaptureError(f"torch {torch.__version__} cannot be captured in graph mode {mode}: it has no {', '.join(missing)}{instead}")
+
+
+def _has(kind: Any, name: str) -> bool:
+    # What a class inherits cannot be patched in it.
+    return name in vars(kind) if isinstance(kind, type) else hasattr(kind, name)
 
 
 def _points(mode: str) -> list[tuple[str, str, Any]]:
