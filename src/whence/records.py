@@ -20,6 +20,9 @@ PATCHED = "patched from "
 MEMORY_ORDER = "its elements may stand as a kernel library lays them out in memory"
 """The note of a call of a dump whose outputs may not be in the order that their shape says."""
 
+OVERWRITTEN = "overwritten without being read"
+"""Why an operator's argument has no elements: what it held does not matter."""
+
 
 class Key(NamedTuple):
     """Names one tensor of one run: which process, which model, when, where, which operator, which of its tensors."""

@@ -161,7 +161,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator at fault. Siblings with one signature are one finding; `also` names the others.
 
-    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is.
+    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is. phase: of an operator that
+    is not of the forward pass ("backward", "recompute", "optimizer").
     """
 
     name: str
@@ -185,6 +186,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     pair: int = -1
     operator: str = ""
     side: str = "target"
+    phase: str = ""
 
 
 class Coverage(msgspec.Struct, frozen=True):

@@ -449,7 +449,8 @@ def test_a_clean_pair_is_the_same_and_a_faulty_operator_is_named(make_use, tmp_p
         finding = result.findings[0]
         assert len(result.findings) == 1, [f.name for f in result.findings]
         call = next(c for c in open_run(bad).calls if c.op == op and c.phase == phase and (where is None or c.scope == where))
-        assert (finding.op_type, finding.step, finding.evidence) == (call.op_type, 0, "replay")
+        assert (finding.op_type, finding.operator, finding.step, finding.evidence) == (call.op_type, op, 0, "replay")
+        assert finding.phase == ("" if phase == "forward" else phase)
         assert finding.name.startswith(where or call.scope)
         assert finding.source.startswith(__file__)
 

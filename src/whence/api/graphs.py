@@ -49,7 +49,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     from whence.capture import torch_inductor
     from whence.capture.torch_graph import GraphListener, compiled_by
 
-    torch_inductor.check(mode)
+    torch_inductor.check(chosen.graph_mode)
     folder = os.fspath(path)
     session = _session(folder, chosen, None)
     store.create(folder, _info(chosen), force=chosen.force)

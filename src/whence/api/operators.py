@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whence.errors import UsageError
-from whence.records import Call, Run
+from whence.records import OVERWRITTEN, Call, Run
 
 KIND = "operators"
 """Of the note in which a capture that writes each signature once counts them all."""
@@ -47,9 +47,9 @@ class Group:
     """All calls of one operator with equal dtypes, shapes, strides and non-tensor arguments.
 
     op: overload name. key: identifies the group within its run. tensors: inputs in the order of the schema, then outputs. arguments: as
-    `Call.arguments`. calls: ids of the calls that the run holds; with_elements: those of which all inputs have elements. count: of
-    calls in the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases: where, with counts.
-    source: "file:line" of the first.
+    `Call.arguments`. calls: ids of the calls that the run holds; with_elements: those of which all inputs that are read have
+    elements. count: of calls in the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases:
+    where, with counts. source: "file:line" of the first.
     """
 
     def __init__(self, op: str, key: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def signatures(run: Run) -> list[Group]:
         group.calls.append(call.id)
         group.source = group.source or call.source
         held = [run.records[ref.record] for ref in call.refs if ref.slot.startswith("input.")]
-        if all(record.elements is not None or not record.count for record in held):
+        if all(not record.why or not record.count or record.why == OVERWRITTEN for record in held):
             group.with_elements.append(call.id)
         if counted:
             continue

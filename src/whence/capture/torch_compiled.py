@@ -18,6 +18,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
+_AGAIN = "_maybe_set_eval_frame"  # newer torch: around the compiled code itself; often another name of the same function
 
 
 def inside() -> bool:
@@ -48,8 +49,7 @@ class Trap:
         self._met, self._left = met, _nothing
         self._open = _Open()
         self._module: Any = None
-        self._wrapper: Any = None
-        self._original: Any = None
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     def on_left(self, left: Callable[[], None]) -> None:
         """Call this behind compiled code."""
@@ -64,6 +64,12 @@ class Trap:
         if original is None:
             return
 
+        self._module = module
+        self._put(_NAME, original)
+        if getattr(module, _AGAIN, None) is original:
+            self._put(_AGAIN, original)
+
+    def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
             # What only switches dynamo off for a while is no compiled code; every Python dispatch mode does that around each operator.
             # It cannot wait for the callback that switches it on: by then the modes around the call were written down to be restored.
@@ -72,28 +78,29 @@ class Trap:
                 return original(*args, **kwargs)
             prior = original(None)  # else dynamo compiles what follows here
             self._met()
-            done = self._switched(caller)
+            done = self._switched(caller, name == _AGAIN)
             original(*args, **kwargs)
             if done:
                 self._left()
             return prior
 
-        self._module, self._original, self._wrapper = module, original, set_eval_frame
-        setattr(module, _NAME, set_eval_frame)
+        self._wrapped[name] = original, set_eval_frame
+        setattr(self._module, name, set_eval_frame)
 
-    def _switched(self, caller: Any) -> bool:
+    def _switched(self, caller: Any, again: bool) -> bool:
         """Is this the last time that the outermost frame with compiled code switches dynamo?
 
-        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both times, or (torch 2.4) by itself.
+        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both times (again), or (torch 2.4) not.
         """
-        state, helped = self._open, caller.f_code.co_name == "_maybe_set_eval_frame"
+        state, helped = self._open, caller.f_code.co_name == _AGAIN
         frame = caller.f_back if helped else caller
         if state.frame is None or not self.running():
             state.frame, state.switched, state.again = frame, 0, 0
         if frame is not state.frame:
             return False
-        state.switched, state.again = state.switched + (not helped), state.again + helped
-        done = state.again == 2 or (state.again == 0 and state.switched == 2)
+        again = again or helped
+        state.switched, state.again = state.switched + (not again), state.again + again
+        done = state.again == 2 or (state.switched == 2 and not hasattr(self._module, _AGAIN))
         if done:
             state.frame = None
         return bool(done)
@@ -107,7 +114,9 @@ class Trap:
 
     def clear(self) -> None:
         """Take the wrapper away. One that somebody wrapped in turn stays, and does nothing any more."""
-        if self._module is not None and getattr(self._module, _NAME, None) is self._wrapper:
-            setattr(self._module, _NAME, self._original)
+        for name, (original, wrapper) in self._wrapped.items():
+            if getattr(self._module, name, None) is wrapper:
+                setattr(self._module, name, original)
+        self._wrapped.clear()
         self._module = None
         self._met = self._left = _nothing

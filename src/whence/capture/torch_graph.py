@@ -508,16 +508,15 @@ class GraphListener(Listener):
     def _params(self, graph: Graph, inputs: Any) -> dict[int, str]:
         """Path of the parameter that each input is, by place; sets which module the graph serves now."""
         now = {i: address_of(value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-        if graph.places and all(now.get(i) == at for i, at in graph.places.items()):
+        if graph.slots and all(now.get(i) == at for i, at in graph.places.items()):
+            if not graph.places and graph.phase == "forward":
+                graph.moved = graph.modules.get("", ""), self._module_on_the_stack()
             return {i: graph.slots[i][6:] for i in graph.places}
         paths = self._paths()
         names = {i: paths[at] for i, at in now.items() if at in paths}
         if not graph.places:
             graph.first = names
         graph.places = {i: now[i] for i in names}
-        if not names and graph.phase == "forward":
-            graph.moved = graph.modules.get("", ""), self._module_on_the_stack()
-            return names
         first = graph.first
         graph.moved = next((_moved(first[i], names[i]) for i in names if i in first and first[i] != names[i]), ("", ""))
         return names

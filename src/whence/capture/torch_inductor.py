@@ -56,6 +56,7 @@ class Collected:
         self.kernel = ""
         self.stock = False
         self.nodes: dict[str, int] = {}
+        self.parts: set[str] = set()
         self.mapping: dict[str, Any] = {}
 
     def drop(self, why: str) -> None:
@@ -319,17 +320,28 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
     origins = sorted(
         _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__
     )
+    later: list[tuple[str, Any]] = []
     for name in (name for node in nodes for name in _buffers(node)):
         if name in gone or (live is not None and name not in live):
             continue
         buffer = _buffer(graph, name)
         if buffer is None or not _is_tensor(buffer):
             continue
-        node = _node_of(buffer, collected)
+        node = _node_of(buffer, collected) or _handed(graph, buffer, collected)
+        whole = _joined(graph, buffer)
+        if whole is not None:
+            collected.parts.add(name)
+            names = [part.get_name() for part in whole.inputs]
+            if lines and collected.parts.issuperset(names) and (joined := _node_of(whole, collected)) is not None:
+                later.append((whole.get_name(), joined))
+            if node is None:
+                continue  # a part of what is taken when all parts are there
         if node is None:
             collected.drop("no node of the graph is its value")
             if not collected.every:
                 continue
+        later.append((name, node))
+    for name, node in later:
         what = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
         shape = node.meta["val"].shape if node is not None else None
         key = name if lines else what.name
@@ -383,6 +395,37 @@ def _node_of(buffer: Any, collected: Collected) -> Any:
     while not is_value(node) and _same(node):
         node = node.args[0]
     return node
+
+
+def _joined(graph: Any, buffer: Any) -> Any:
+    """The buffer that this one is a part of: what is joined by a cat is written in its place at once."""
+    view = getattr(getattr(buffer, "layout", None), "view", None)
+    whole = _buffer(graph, view.get_name()) if view is not None and hasattr(view, "get_name") else None
+    return whole if type(whole).__name__ == "ConcatKernel" else None
+
+
+def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
+    """The node whose value was written into this buffer for an operator that is no kernel of inductor's and wants it in memory."""
+    origins = [n for n in getattr(buffer, "origins", ()) if n.name in collected.nodes]
+    known = getattr(graph.scheduler, "name_to_buf", {}).get(buffer.get_name())
+    if not origins or not any(getattr(u.node, "is_extern", bool)() for u in getattr(known, "users", ())):
+        return None
+    taker = max(origins, key=lambda n: collected.nodes[n.name])
+    rest = {n.name for n in origins if n is not taker}
+    found = [n for n in taker.all_input_nodes if _looks_like(buffer, n) and rest <= _between(set(), [n])]
+    if len(found) != 1:
+        return None
+    node = found[0]
+    while not is_value(node) and _same(node):
+        node = node.args[0]
+    return node
+
+
+def _looks_like(buffer: Any, node: Any) -> bool:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype != buffer.get_dtype():
+        return False
+    return [str(n) for n in buffer.get_size()] == [str(n) for n in value.shape]
 
 
 def _same(node: Any) -> bool:

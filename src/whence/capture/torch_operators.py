@@ -25,7 +25,7 @@ from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
 from whence.capture.torch_overloads import AUTOCAST_KEYS, restored
 from whence.capture.torch_sampling import Sampling
 from whence.capture.torch_sources import source_here
-from whence.records import Call
+from whence.records import OVERWRITTEN, Call
 
 FORWARDS = 1 << 17
 """Of so many forward operators it is known which autograd node is theirs; older ones are forgotten."""
@@ -462,7 +462,7 @@ class OperatorListener(Listener):
         if self._takes_inputs:
             unwritten = self._unwritten
             for slot, tensor in made.inputs:
-                why = "overwritten without being read" if slot in made.overload.overwritten else ""
+                why = OVERWRITTEN if slot in made.overload.overwritten else ""
                 if unwritten and not why and _storage(tensor) in unwritten:
                     why = "memory that was not written yet"
                 made.see(slot, self._sights.unreadable(tensor, why) if why else self._sights.sight(tensor, slot, made), why)

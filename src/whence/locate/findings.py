@@ -122,13 +122,14 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     name = _name(chosen, calls)
     names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
+    own = call.op if call.kind == "operator" and call.op.count(".") == 2 else ""  # an overload, not what a dump calls an operator
     if chosen.region.stretch >= 0 and "whole" not in verdict.numbers and not verdict.where and verdict.verdict != "param-diff":
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
         occurrence=call.occurrence, slot=verdict.slot, source=call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
-        operator=verdict.operator, side=verdict.side,
+        operator=verdict.operator or own, side=verdict.side, phase=call.phase if own and call.phase != "forward" else "",
     )  # fmt: skip
 
 

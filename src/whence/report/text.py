@@ -79,6 +79,8 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     title = ("FIRST FAULT" if len(result.findings) > 1 else "FAULT") if first else "also"
     call = f"{clean(finding.op_type)}" + (f" #{finding.occurrence}" if finding.occurrence else "")
     where = f"step {finding.step}, rank {finding.rank}"
+    if finding.phase:
+        where += f", {clean(finding.phase)}"
     if finding.side == "reference":
         where += ", in the reference"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
