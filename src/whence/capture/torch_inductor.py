@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence.capture.torch_graph_nodes import Named, copied, is_value, named, origin_of, reads_of
+from whence.capture.torch_graph_nodes import Named, copied, flat, is_value, named, origin_of, reads_of
 from whence.errors import CaptureError
 
 MODES = ("exact", "deep", "fx")
@@ -341,6 +341,8 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
             if not collected.every:
                 continue
         later.append((name, node))
+    own = {node.name for _, node in later if node is not None}
+    origins = sorted({*origins, *own} & collected.nodes.keys(), key=collected.nodes.__getitem__)
     for name, node in later:
         what = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
         shape = node.meta["val"].shape if node is not None else None
@@ -406,19 +408,23 @@ def _joined(graph: Any, buffer: Any) -> Any:
 
 def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
     """The node whose value was written into this buffer for an operator that is no kernel of inductor's and wants it in memory."""
-    origins = [n for n in getattr(buffer, "origins", ()) if n.name in collected.nodes]
-    known = getattr(graph.scheduler, "name_to_buf", {}).get(buffer.get_name())
-    if not origins or not any(getattr(u.node, "is_extern", bool)() for u in getattr(known, "users", ())):
-        return None
-    taker = max(origins, key=lambda n: collected.nodes[n.name])
-    rest = {n.name for n in origins if n is not taker}
-    found = [n for n in taker.all_input_nodes if _looks_like(buffer, n) and rest <= _between(set(), [n])]
-    if len(found) != 1:
-        return None
-    node = found[0]
-    while not is_value(node) and _same(node):
-        node = node.args[0]
-    return node
+    name = buffer.get_name()
+    known = getattr(graph.scheduler, "name_to_buf", {}).get(name)
+    for user in getattr(known, "users", ()):
+        taker = getattr(user.node, "node", None)
+        if not getattr(user.node, "is_extern", bool)() or taker is None:
+            continue
+        origins = [n for n in getattr(taker, "origins", ()) if n.name in collected.nodes]
+        if not origins:
+            continue
+        node = max(origins, key=lambda n: collected.nodes[n.name])
+        given = [n for n in flat([*node.args, *node.kwargs.values()]) if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)]
+        inputs = ["" if type(i).__name__ == "ReinterpretView" else i.get_name() for i in getattr(taker, "inputs", ())]
+        if len(given) == len(inputs) and inputs.count(name) == 1 and _looks_like(buffer, node := given[inputs.index(name)]):
+            while not is_value(node) and _same(node):
+                node = node.args[0]
+            return node
+    return None
 
 
 def _looks_like(buffer: Any, node: Any) -> bool:
