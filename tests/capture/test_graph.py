@@ -524,7 +524,7 @@ def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_pat
     again_out, hits = bare()
     assert (again_out, hits != "0") == (after, True)
     assert first.stdout == after
-    again = subprocess.run([*command[:5], "--force", *command[5:]], capture_output=True, text=True)  # on warm caches
+    again = subprocess.run([*command[:4], "--force", *command[4:]], capture_output=True, text=True)  # on warm caches
     assert again.returncode == 0, again.stderr
     assert again.stdout == after
     again_out, hits = bare()
