@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         task,
     )
     from whence.api import capture as capture
+    from whence.api import compile as compile  # noqa: A004
     from whence.api import locate as locate
     from whence.api import repro as repro
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
 __all__ = [
-    "begin_dump", "capture", "compare", "compare_labels", "diff_results", "doctor", "end_dump", "generate_tests", "label",
+    "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
     "load_comparison", "locate", "new_id", "open_run", "record", "recording", "repro", "task", "tokens",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from whence.api.capturing import attach, begin_dump, capture, end_dump
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
 from whence.api.generated import first_difference, tokens
+from whence.api.graphs import compile  # noqa: A004
 from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.operators import chosen_operators, signatures
@@ -18,8 +19,8 @@ from whence.api.sided import compare_labels, run_labels
 from whence.api.testing import diff_results, generate_tests
 
 __all__ = [
-    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "diff_results", "doctor",
-    "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include", "label",
-    "load_comparison", "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover",
-    "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
+    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "compile", "diff_results",
+    "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
+    "label", "load_comparison", "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording",
+    "recover", "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
 ]  # fmt: skip

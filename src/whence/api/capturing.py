@@ -69,7 +69,7 @@ def capture(
     launch.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
     listener = labelled = None
     try:
-        listener = paddle_capturing.listener(session, model, folder) if paddle else _listener(session, model)
+        listener = paddle_capturing.listener(session, model, folder) if paddle else _listener(session, model, folder)
         listener.install()
         labelled = labelling.taking(session, folder)
         yield session
@@ -110,7 +110,7 @@ def begin_dump(
     session = _session(folder, chosen, on_record)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
-    listener = _listener(session, None)
+    listener = _listener(session, None, folder)
     listener.install()
     _dumping.append((folder, chosen, session, listener))
 
@@ -141,7 +141,7 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     def start() -> Listener | paddle_capturing.Both:
         session = _session(run_path, options, None)
         paddle = framework == PADDLE
-        listener = paddle_capturing.listener(session, None, run_path) if paddle else _listener(session, None, lasting=True)
+        listener = paddle_capturing.listener(session, None, run_path) if paddle else _listener(session, None, run_path, lasting=True)
         listener.install()
         labelling.inherited(session)
         return listener
@@ -182,12 +182,16 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         to_force(options.force_tokens)
 
 
-def _listener(session: Session, model: Any, *, lasting: bool = False) -> Listener:
+def _listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
     from whence.capture.torch_logits import LogitsListener
     from whence.capture.torch_modules import Listener
     from whence.capture.torch_operators import OperatorListener
 
     how: dict[str, Any] = {"find_external": _Externals(model, session), "changes": _changes(session)}
+    if session.options.level == "graph":
+        from whence.capture.torch_graph import GraphListener
+
+        return GraphListener(session, model, folder=folder, program=True, **how)
     if session.options.level == "op":
         return OperatorListener(session, model, lasting=lasting, **how)
     return (LogitsListener if session.options.level == "logits" else Listener)(session, model, **how)

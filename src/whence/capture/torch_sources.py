@@ -28,7 +28,7 @@ def source_here() -> str:
         code = frame.f_code
         own = known.get(code)
         if own is None:
-            own = known[code] = _is_the_program(code.co_filename)
+            own = known[code] = is_the_program(code.co_filename)
         if own:
             key = (code, frame.f_lasti)
             line = _lines.get(key)
@@ -39,7 +39,8 @@ def source_here() -> str:
     return ""
 
 
-def _is_the_program(file: str) -> bool:
+def is_the_program(file: str) -> bool:
+    """Is this file the user's?"""
     if file.startswith(_DEMO):
         return True
     return not file.startswith(_SKIPPED) and (not file.startswith(_STANDARD) or file.startswith(_PACKAGES))

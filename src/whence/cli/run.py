@@ -56,11 +56,17 @@ import click
 @click.option("--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from.")
 @click.option("--inject", metavar="FAULT@NAME", default="", help="Plant a fault (scale@layers.3.mlp), to see it found.")
 @click.option(
-    "--level", type=click.Choice(["modules", "op", "logits"]), default="modules", show_default=True,
-    help="Every module call, every operator too, or of every model call its tokens and logits alone."
+    "--level", type=click.Choice(["modules", "op", "graph", "logits"]), default="modules", show_default=True,
+    help="Every module call, every operator or compiled graph too, or of every model call its tokens and logits alone."
 )  # fmt: skip
 @click.option("--samples", type=click.IntRange(0), metavar="N", help="With --level op: keep the elements of N calls of each operator only.")
 @click.option("--dedup", is_flag=True, help="With --level op: write one call of each signature, and count all.")
+@click.option(
+    "--graph-mode", type=click.Choice(["exact", "deep", "fx"]), default="exact", show_default=True,
+    help="With --level graph: what kernels leave, what every node computes, or the graph run node by node."
+)  # fmt: skip
+@click.option("--graph-buffers", is_flag=True, help="With --level graph: keep buffers too that no node of the graph names.")
+@click.option("--graph-anyway", is_flag=True, help="With --graph-mode deep: also where it changes the result.")
 @click.option("--logits-module", metavar="PATTERN", default="", help="With --level logits: the module inside that makes the logits.")
 @click.option(
     "--positions", type=click.Choice(["last", "all"]), default="last", show_default=True,
