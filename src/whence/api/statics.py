@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whence import __version__
+from whence.api.paddle_calls import with_programs
 from whence.errors import UsageError
 from whence.readers import GATHERED, UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
@@ -269,12 +270,14 @@ def attached(run: Run, program: Run) -> Run:
     for call in logged:
         steps.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
     changed: dict[int, Call] = {}
+    where: dict[int, int] = {}
     for calls in steps.values():
         if named >= _LEAST * len(logged):
             found = {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
         else:
             found = _in_order(calls, made)
-        changed |= _linked(calls, found, program, maker)
+        changed |= _linked(calls, found, program, maker, seen_only=run.info.kind == _LOG)
+        where |= found
     known = len(changed)
     if known < _LEAST * len(logged):
         raise UsageError(
@@ -287,7 +290,7 @@ def attached(run: Run, program: Run) -> Run:
     note = Note("program", f"data flow from {program.path}: {known} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
-    return Opened(out, run.reader) if isinstance(run, Opened) else out
+    return with_programs(Opened(out, run.reader) if isinstance(run, Opened) else out, program, where)
 
 
 def _in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
@@ -300,8 +303,13 @@ def _in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
     return out
 
 
-def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker: Mapping[int, int]) -> dict[int, Call]:
-    """The calls with the outputs of others as inputs. found: the operator that made each; maker: by record of the program, who wrote it."""
+def _linked(
+    calls: Sequence[Call], found: Mapping[int, int], program: Run, maker: Mapping[int, int], *, seen_only: bool
+) -> dict[int, Call]:  # fmt: skip
+    """The calls with the outputs of others as inputs. found: the operator that made each; maker: by record of the program, who wrote it.
+
+    seen_only: the run saw what operators made, not what they read (a log).
+    """
     printed: dict[int, int] = {}  # operator -> the record of the log, as the step goes on
     out: dict[int, Call] = {}
     for call in calls:
@@ -324,6 +332,7 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
         inner = program.calls[program.calls[operator].parent].parent != -1 if program.calls[operator].parent != -1 else False
         told = sources is not None and not inner
         inputs = tuple(Ref(f"input.{name}", record, PROGRAM) for name, record in (sources or {}).items()) if told else ()
+        inputs = inputs if seen_only else ()  # a capture saw what was read
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
         notes = (*call.notes, f"{_RUNS}{program.calls[operator].scope}")
