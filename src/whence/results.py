@@ -432,7 +432,8 @@ class Comparison(msgspec.Struct, frozen=True):
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
-    views: the rows of each view that was asked for.
+    views: the rows of each view that was asked for. programs: what the programs of both runs differ in, in lines; () when they are
+    not known.
     """
 
     status: str
@@ -461,6 +462,7 @@ class Comparison(msgspec.Struct, frozen=True):
     third: ThirdRun | None = None
     generation: Generation | None = None
     views: dict[str, tuple[ViewRow, ...]] = {}
+    programs: tuple[str, ...] = ()
 
 
 class OutputError(msgspec.Struct, frozen=True):

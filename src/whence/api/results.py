@@ -110,7 +110,7 @@ def compare(
     if statics.is_program(left) or statics.is_program(right):
         result = statics.compare(left, right)
     else:
-        result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given)
+        result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given, left, right)
     if folder is not None:
         write(result, folder)
     return result

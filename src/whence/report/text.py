@@ -29,6 +29,7 @@ def answer(result: Comparison, *, output: str = "") -> str:
     lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
         lines.append(_row("", f"and {count(len(result.inputs_differ) - 3)} more"))
+    lines += [_row("PROGRAMS" if i == 0 else "", clean(line)) for i, line in enumerate(result.programs)]
     lines += _head(result)
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
         lines += _finding(finding, result, first=i == 0)
