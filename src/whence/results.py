@@ -423,6 +423,43 @@ class ViewRow(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
+class Occurrence(msgspec.Struct, frozen=True):
+    """One execution of an operator. number: which of its executions, from 1. call: of the reference. rel_l2: of its worst output."""
+
+    number: int
+    call: int
+    name: str
+    op_type: str
+    step: int
+    verdict: str
+    rel_l2: float
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The executions of one operator, by "type" or by "name", in order over all steps.
+
+    count: of the reference; compared: those that could be. equal: how many of these before the first that differs; differing: how
+    many differ in any bit. first_difference: the first of these; first_significant: the first that rounding does not explain.
+    """
+
+    by: str
+    name: str
+    count: int
+    compared: int
+    equal: int
+    differing: int
+    first_difference: Occurrence | None
+    first_significant: Occurrence | None
+
+
+class Occurrences(msgspec.Struct, frozen=True):
+    """When operators first differ. first_difference, first_significant: of the whole run; None where there is none."""
+
+    first_difference: Occurrence | None
+    first_significant: Occurrence | None
+    rows: tuple[Counted, ...]
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -433,7 +470,7 @@ class Comparison(msgspec.Struct, frozen=True):
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
     views: the rows of each view that was asked for. programs: what the programs of both runs differ in, in lines; () when they are
-    not known.
+    not known. occurrences: when operators first differ; None where it was not asked for and the runs are of modules.
     """
 
     status: str
@@ -463,6 +500,7 @@ class Comparison(msgspec.Struct, frozen=True):
     generation: Generation | None = None
     views: dict[str, tuple[ViewRow, ...]] = {}
     programs: tuple[str, ...] = ()
+    occurrences: Occurrences | None = None
 
 
 class OutputError(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from whence.api.forms import formed
 from whence.api.judging import Judging
 from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
+from whence.api.occurrences import counted, of_operators
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
 from whence.api.tapped import inside
@@ -45,6 +46,7 @@ class CompareOptions:
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
+    occurrences: count the executions of each operator, also where calls are modules.
     stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
@@ -64,6 +66,7 @@ class CompareOptions:
     model: Models | None = None
     views: tuple[str, ...] = ()
     stated: bool = False
+    occurrences: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -144,6 +147,7 @@ def compare_runs(
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
+        occurrences=counted(faces, per_call) if options.occurrences or of_operators(faces) else None,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
     with _Timer(timing, "tokens"):

@@ -39,6 +39,7 @@ def compare(
     sample: str = "auto",
     budget: float | None = None,
     view: str | Sequence[str] = (),
+    occurrences: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
@@ -60,6 +61,7 @@ def compare(
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     view: names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the folder.
+    occurrences: count the executions of each operator (`Comparison.occurrences`), also of runs of modules; those of operators have it.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
@@ -106,6 +108,7 @@ def compare(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
         budget=budget, model=modelling.read(model) if model is not None else None, views=shown, progress=progress,
+        occurrences=occurrences,
     )  # fmt: skip
     if statics.is_program(left) or statics.is_program(right):
         result = statics.compare(left, right)

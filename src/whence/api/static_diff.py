@@ -69,11 +69,7 @@ class Faced(NamedTuple):
 
     @property
     def _weighed(self) -> str:
-        if not self.of_weights:
-            return ""
-        return (
-            f", {self.weights} of {self.of_weights} weights by hash" if self.weights < self.of_weights else f", all {self.weights} weights"
-        )
+        return f", {self.weights} of {self.of_weights} weights by hash" if self.weights else ""
 
     @property
     def lines(self) -> tuple[str, ...]:

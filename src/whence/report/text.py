@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from whence.report import generation
+from whence.report import occurrences as counts
 from whence.report.plain import clean, count
 from whence.results import Comparison, Declared, Finding
 
@@ -23,8 +24,8 @@ _CAUSES = {
 }
 
 
-def answer(result: Comparison, *, output: str = "") -> str:
-    """The whole answer as text. output: where the files were written, shown last."""
+def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -> str:
+    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them."""
     # Differing inputs come before everything: nothing further down means much then.
     lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
@@ -37,6 +38,7 @@ def answer(result: Comparison, *, output: str = "") -> str:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     for item in result.declared:
         lines += _declared(item)
+    lines += [_row(left, right) for left, right in counts.lines(result, every=occurrences)]
     lines += [_row(left, right) for left, right in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines += [*_evidence(result), *_repetition(result), *_third(result), _counts(result)]
