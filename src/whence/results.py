@@ -460,6 +460,53 @@ class Occurrences(msgspec.Struct, frozen=True):
     rows: tuple[Counted, ...]
 
 
+class TracedInput(msgspec.Struct, frozen=True):
+    """Something an operator read. name: of who wrote it last, or of the parameter or input of the model; call: that, -1 for none.
+
+    state: "equal", "within noise", "differs", "not compared", of a label "equal as far as shown".
+    """
+
+    slot: str
+    name: str
+    state: str
+    rel_l2: float | None
+    call: int
+
+
+class TracedStep(msgspec.Struct, frozen=True):
+    """One operator on the way back. verdict: "not compared" where nobody saw what it made. rel_l2: of its worst output."""
+
+    call: int
+    name: str
+    op_type: str
+    occurrence: int
+    step: int
+    verdict: str
+    rel_l2: float | None
+    inputs: tuple[TracedInput, ...]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a difference comes from. steps: from the tensor asked for to the operator it ends at, `call` of the reference.
+
+    among: operators before it whose output was not compared, any of which may be the one. attributes: of the operator;
+    target_attributes: those that are others in the target. labels: what its kernel logged. missing: what it read and was not
+    captured, with what to do. outcome: "target wrong", "reference wrong", "both within bound: ..", "inputs insufficient: ..", "equal".
+    sentence: of its verdict.
+    """
+
+    steps: tuple[TracedStep, ...]
+    call: int
+    among: tuple[str, ...] = ()
+    attributes: dict[str, Any] = {}
+    target_attributes: dict[str, Any] = {}
+    labels: tuple[TracedInput, ...] = ()
+    missing: tuple[str, ...] = ()
+    outcome: str = ""
+    sentence: str = ""
+    source: str = ""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -471,6 +518,7 @@ class Comparison(msgspec.Struct, frozen=True):
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
     views: the rows of each view that was asked for. programs: what the programs of both runs differ in, in lines; () when they are
     not known. occurrences: when operators first differ; None where it was not asked for and the runs are of modules.
+    origin: of runs of operators, where the first significant tensor comes from. program_files: programs that were given.
     """
 
     status: str
@@ -501,6 +549,8 @@ class Comparison(msgspec.Struct, frozen=True):
     views: dict[str, tuple[ViewRow, ...]] = {}
     programs: tuple[str, ...] = ()
     occurrences: Occurrences | None = None
+    origin: Origin | None = None
+    program_files: tuple[str, ...] = ()
 
 
 class OutputError(msgspec.Struct, frozen=True):

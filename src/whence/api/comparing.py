@@ -27,6 +27,7 @@ from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
+from whence.api.tracing import Tracer, flow_of
 from whence.api.viewing import viewed
 from whence.api.wholes import put_together
 from whence.judge.policy import Policy
@@ -147,9 +148,14 @@ def compare_runs(
         declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
-        occurrences=counted(faces, per_call) if options.occurrences or of_operators(faces) else None,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
+    if options.occurrences or of_operators(faces):
+        tracer = Tracer(flow_of(faces.reference, right, plan, result.rows, every))
+        start = tracer.first() if of_operators(faces) and tracer.significant else None
+        result = msgspec.structs.replace(
+            result, occurrences=counted(faces, per_call, tracer.significant), origin=tracer.origin(start) if start is not None else None
+        )
     with _Timer(timing, "tokens"):
         made = generation.generated(own, other, result, faces.calls)
     return msgspec.structs.replace(result, generation=made) if made is not None else result

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from whence.api.faces import Faces
-from whence.locate import GUILTY
-from whence.readers import GATHERED, UNTOLD
+from whence.readers import GATHERED
 from whence.records import Call
 from whence.results import Counted, Occurrence, Occurrences
 
@@ -21,27 +20,18 @@ def of_operators(faces: Faces) -> bool:
     return bool(leaves) and sum(c.kind == "operator" for c in leaves) >= _OPERATORS * len(leaves)
 
 
-def counted(faces: Faces, per_call: Mapping[int, str]) -> Occurrences:
-    """The table. per_call: the verdict of each paired call of the reference.
+def counted(faces: Faces, per_call: Mapping[int, str], significant: Collection[int]) -> Occurrences:
+    """The table. per_call: the verdict of each paired call of the reference. significant: those that rounding does not explain.
 
-    An occurrence is equal when all its outputs are bit for bit. It is significant when its verdict is a fault, or when it differs
-    and reads, directly or past others, what a fault made.
+    An occurrence is equal when all its outputs are bit for bit.
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
-    spoilt: set[int] = set()
-    faulty = False
     for call in sorted(faces.calls, key=lambda c: (c.step, c.micro, c.order)):
         if not call.leaf or GATHERED in call.notes:
             continue
         found, differs = _occurrence(faces, call, per_call)
-        verdict = per_call.get(call.id, "")
-        hit = any(r.record in spoilt for r in call.slots("input")) or (UNTOLD in call.notes and faulty)
-        significant = differs and (verdict in GUILTY or (hit and verdict not in ("noise", "declared", "nondeterministic")))
-        faulty |= verdict in GUILTY
-        if significant or (hit and found is None):  # nobody saw what it made
-            spoilt |= {r.record for r in (*call.slots("output"), *call.slots("mutated"))}
         for key in (("type", call.op_type or call.scope), ("name", call.scope or call.root)):
-            rows.setdefault(key, []).append((found, differs, significant))
+            rows.setdefault(key, []).append((found, differs, call.id in significant))
     table = tuple(_row(by, name, listed) for (by, name), listed in rows.items())
     by_type = [row for row in table if row.by == "type"]
 

@@ -100,9 +100,7 @@ def compare(
         opened(target, "<target arrays>"),
         opened(third) if third is not None else None,
     )
-    given = statics.programs(program, opened)
-    if given:
-        left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
+    left, right, given = statics.laid(left, right, statics.programs(program, opened))
     left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,

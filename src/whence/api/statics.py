@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from whence import __version__
+from whence import __version__, align
 from whence.api.paddle_calls import with_programs
 from whence.api.static_diff import Difference, blocks, face, operators, weights_beside, weights_seen
 from whence.errors import UsageError
@@ -106,6 +107,49 @@ def programs(given: str | os.PathLike[str] | Run | Sequence[Any] | None, opened:
     return runs
 
 
+def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, tuple[Run, ...]]:
+    """Both runs with what their programs say, and the programs: those given, else those that a capture saved with its run."""
+    if given:
+        return attached(reference, given[0]), attached(target, given[-1]), tuple(given)
+    both = [(run, own(run)) for run in (reference, target)]
+    left, right = (with_programs(run, found[0], _ran(run, found[0])) if found else run for run, found in both)
+    return left, right, tuple(found[0] for _, found in both if found) if all(found for _, found in both) else ()
+
+
+def own(run: Run) -> tuple[Run, ...]:
+    """The programs that a capture of Paddle saved with its run, one for each predictor."""
+    from whence.api.runs import open_run
+
+    found = dict.fromkeys(str(s["program"]) for s in align.settings_of(run).values() if s.get("program"))
+    files = (Path(run.path) / name for name in found)
+    return tuple(open_run(str(file)) for file in files if file.is_file())
+
+
+def _ran(run: Run, program: Run) -> dict[int, int]:
+    """Calls of a captured run -> operators of its program."""
+    made = operators(program)
+    writers: defaultdict[str, list[int]] = defaultdict(list)
+    for call in made:
+        for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
+            writers[name].append(call.id)
+    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf]
+    named = sum(c.scope in writers for c in ran)
+    out: dict[int, int] = {}
+    for calls in _by_step(ran).values():
+        if named >= _LEAST * len(ran):
+            out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
+        else:
+            out |= _in_order(calls, made)
+    return out
+
+
+def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call]]:
+    out: dict[tuple[int, str, int, int], list[Call]] = {}
+    for call in calls:
+        out.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
+    return out
+
+
 def attached(run: Run, program: Run) -> Run:
     """A log with the data flow of its program: every tensor gets the operator's inputs, as far as the log has them, and attributes.
 
@@ -114,25 +158,13 @@ def attached(run: Run, program: Run) -> Run:
     than half.
     """
     made = operators(program)
-    writers: defaultdict[str, list[int]] = defaultdict(list)
-    for call in made:
-        for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
-            writers[name].append(call.id)
     maker = {ref.record: call.id for call in made for ref in call.slots("output")}
     logged = [c for c in operators(run) if c.kind == "operator" and c.leaf]
-    named = sum(c.scope in writers for c in logged)
-    steps: dict[tuple[int, str, int, int], list[Call]] = {}
-    for call in logged:
-        steps.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
+    where = _ran(run, program)
     changed: dict[int, Call] = {}
-    where: dict[int, int] = {}
-    for calls in steps.values():
-        if named >= _LEAST * len(logged):
-            found = {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
-        else:
-            found = _in_order(calls, made)
+    for calls in _by_step(logged).values():
+        found = {c.id: where[c.id] for c in calls if c.id in where}
         changed |= _linked(calls, found, program, maker, seen_only=run.info.kind == _LOG)
-        where |= found
     known = len(changed)
     if known < _LEAST * len(logged):
         raise UsageError(
@@ -243,8 +275,9 @@ def told(result: Comparison, given: Sequence[Run], reference: Run, target: Run) 
 
     reference, target: the runs, whose captured weights are compared by hash where there are none beside the programs.
     """
+    files = tuple(run.path for run in given)
     if len(given) < 2:
-        return result
+        return msgspec.structs.replace(result, program_files=files)
     seen = tuple(weights_beside(program) or weights_seen(run) for program, run in zip(given, (reference, target)))
     faced = face(given[0], given[1], (seen[0], seen[1]))
     by_name = {d.name: d for d in faced.differences}
@@ -262,4 +295,6 @@ def told(result: Comparison, given: Sequence[Run], reference: Run, target: Run) 
         words = "" if said else f"; in its program{at} {found.words}"
         return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
 
-    return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), programs=faced.lines)
+    return msgspec.structs.replace(
+        result, findings=tuple(map(explained, result.findings)), programs=faced.lines, program_files=files(given)
+    )

@@ -8,10 +8,12 @@ from whence.report.locating import location
 from whence.report.planning import plan_json, plan_map, plan_text
 from whence.report.text import answer
 from whence.report.tokens import tokens_csv, tokens_json, tokens_text
+from whence.report.tracing import origin_json, origin_text
 from whence.report.views import names as views
 from whence.report.views import view_csv
 
 __all__ = [
-    "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "plan_json", "plan_map",
-    "plan_text", "summary", "summary_data", "table_csv", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views",
+    "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "origin_json", "origin_text",
+    "plan_json", "plan_map", "plan_text", "summary", "summary_data", "table_csv", "tokens_csv", "tokens_json", "tokens_text", "view_csv",
+    "views",
 ]  # fmt: skip

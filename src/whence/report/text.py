@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from whence.report import generation
+from whence.report import generation, tracing
 from whence.report import occurrences as counts
 from whence.report.plain import clean, count
 from whence.results import Comparison, Declared, Finding
@@ -38,6 +38,8 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     for item in result.declared:
         lines += _declared(item)
+    if result.origin is not None and result.findings and result.origin.steps[-1].name == result.findings[0].name:
+        lines += [_row(left, right) for left, right in tracing.about(result.origin) if left != "  inputs"]
     lines += [_row(left, right) for left, right in counts.lines(result, every=occurrences)]
     lines += [_row(left, right) for left, right in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
