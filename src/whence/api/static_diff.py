@@ -16,7 +16,7 @@ import numpy as np
 from whence.api.runs import open_run
 from whence.arrays import host
 from whence.errors import ElementsMissing, UnreadableRun, UsageError
-from whence.readers import GATHERED, ONEDNN
+from whence.readers import GATHERED, ONEDNN, TAKES
 from whence.records import Call, Run
 
 _WORK = 40_000_000  # steps of the search for a common subsequence
@@ -44,7 +44,7 @@ class Faced(NamedTuple):
     """Two programs operator by operator: pairs of calls, and what they differ in, in the reference's order.
 
     compared: attributes; weights: parameters held against each other by hash, of `of_weights`. onednn: operators that only the reference
-    and only the target give to oneDNN.
+    and only the target give to oneDNN. fused: operators of the reference whose partner does what others before them do too.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -53,6 +53,7 @@ class Faced(NamedTuple):
     weights: int = 0
     of_weights: int = 0
     onednn: tuple[int, int] = (0, 0)
+    fused: frozenset[int] = frozenset()
 
     @property
     def sentence(self) -> str:
@@ -103,28 +104,34 @@ def operators(run: Run) -> list[Call]:
 def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[str, str]] | None = None) -> Faced:
     """Hold two programs against each other. weights: by parameter a hash, of both; None takes the .pdiparams beside the programs."""
     ours, theirs = operators(reference), operators(target)
+    by_name = _one_naming(ours, theirs)
+    tokens = [[_token(run, c, by_name) for c in calls] for run, calls in ((reference, ours), (target, theirs))]
     pairs: list[tuple[Call, Call]] = []
-    found: list[tuple[int, Difference]] = []
-    done: set[int] = set()
-    for a0, a1, b0, b1, equal in blocks([_token(reference, c) for c in ours], [_token(target, c) for c in theirs]):
+    left: list[tuple[list[Call], list[Call]]] = []
+    for a0, a1, b0, b1, equal in blocks(tokens[0], tokens[1]):
         if equal:
             pairs += zip(ours[a0:a1], theirs[b0:b1], strict=True)
-            continue
-        for mine, others in _pieces(ours[a0:a1], theirs[b0:b1]):
-            if len(mine) == len(others):
-                pairs += zip(mine, others, strict=True)
-                continue
-            if mine and others:  # they end in one tensor
-                pairs.append((mine[-1], others[-1]))
-                done.add(mine[-1].id)
-            last = max((a.order for a, _ in pairs), default=-1)
-            found += [(d.order if d is not None else last, one) for d, one in _unequal(mine, others)]
+        else:
+            left += [(mine, others) for mine, others in _pieces(ours[a0:a1], theirs[b0:b1])]
+    pairs += _crossing(left, dict(zip((c.id for c in ours), tokens[0])), dict(zip((c.id for c in theirs), tokens[1])))
+    met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    for mine, others in left:
+        mine, others = [c for c in mine if c.id not in met], [c for c in others if c.id not in other]
+        if len(mine) == len(others):
+            pairs += zip(mine, others, strict=True)
+    pairs, fused = _advanced(pairs, ours)
+    for mine, others in left:
+        rest = [c for c in mine if c.id not in fused.inside and c.id not in {a.id for a, _ in pairs}]
+        free = others and others[-1].id not in {b.id for _, b in pairs}
+        if rest and free and len(mine) != len(others) and others[-1].scope == rest[-1].scope and _is_name(rest[-1].scope):
+            pairs.append((rest[-1], others[-1]))  # they end in one tensor
+            fused.pairs[rest[-1].id] = list(mine)
     pairs.sort(key=lambda pair: pair[0].order)
+    found = _alone(pairs, ours, theirs, fused)
     across = _across(pairs)
-    found = _fused(found, pairs, ours, theirs, across)
     compared = 0
     for a, b in pairs:
-        if a.id in done:
+        if a.id in fused.pairs:
             continue
         compared += len(a.arguments)
         words, count, attributes_only = _differs(reference, target, a, b, across)
@@ -134,9 +141,10 @@ def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[
     weighed, of, apart = _weighed(pairs, one, two)
     found += apart
     found.sort(key=lambda item: item[0])
-    left = sum(ONEDNN in a.notes and ONEDNN not in b.notes for a, b in pairs)
+    moved = sum(ONEDNN in a.notes and ONEDNN not in b.notes for a, b in pairs)
     right = sum(ONEDNN in b.notes and ONEDNN not in a.notes for a, b in pairs)
-    return Faced(tuple((a.id, b.id) for a, b in pairs), tuple(d for _, d in found), compared, weighed, of, (left, right))
+    joined = frozenset(fused.pairs)
+    return Faced(tuple((a.id, b.id) for a, b in pairs), tuple(d for _, d in found), compared, weighed, of, (moved, right), joined)
 
 
 # ---- who faces whom
@@ -206,9 +214,130 @@ def _walked(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[in
     return out[::-1]
 
 
-def _token(run: Run, call: Call) -> tuple[str, int]:
-    outputs = call.slots("output")
-    return call.op_type, len(run.records[outputs[0].record].shape) if outputs else -1
+_SAME = {
+    "matmul_v2": "matmul", "mul": "matmul", "fc": "matmul", "fused_matmul": "matmul", "fused_gemm_epilogue": "matmul",
+    "reduce_mean": "mean", "reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reshape2": "reshape",
+    "transpose2": "transpose", "fused_transpose": "transpose", "squeeze2": "squeeze", "unsqueeze2": "unsqueeze",
+    "lookup_table_v2": "embedding", "fused_conv2d": "conv2d", "fused_conv2d_add_act": "conv2d", "elementwise_sub": "subtract",
+    "elementwise_mul": "multiply", "elementwise_div": "divide", "expand_v2": "expand", "flatten_contiguous_range": "flatten",
+}  # fmt: skip
+_BEHIND = ("matmul", "fc", "fused_matmul", "fused_gemm_epilogue", "fused_conv2d", "fused_conv2d_add_act", "conv2d")
+
+
+def plain(op_type: str) -> str:
+    """One name for operators that another format or a pass calls otherwise: elementwise_add and fused_elementwise_add are add."""
+    name = op_type.removeprefix("fused_") if op_type.startswith("fused_elementwise_") else op_type
+    return _SAME.get(name, name.removeprefix("elementwise_"))
+
+
+def _crossing(
+    left: Sequence[tuple[list[Call], list[Call]]], mine: Mapping[int, tuple[Any, ...]], others: Mapping[int, tuple[Any, ...]]
+) -> list[tuple[Call, Call]]:  # fmt: skip
+    """Of what a common subsequence leaves over, pairs that take a matrix which nobody else there takes: passes move operators too."""
+    one, two = ([(table[c.id], c) for pair in left for c in pair[side] if table[c.id][1]] for side, table in enumerate((mine, others)))
+    counts = Counter(t for t, _ in one), Counter(t for t, _ in two)
+    there = {t: c for t, c in two if counts[1][t] == 1}
+    return [(c, there[t]) for t, c in one if counts[0][t] == 1 and t in there]
+
+
+def _behind(call: Call) -> list[str]:
+    """What a pass may have fused behind the operator that a call is named after, in the order it is done."""
+    given, out = call.arguments, []
+    slots = {r.slot.partition(".")[2] for r in call.slots("input")} | {n.rpartition(" as ")[2] for n in call.notes if n.startswith(TAKES)}
+    if call.op_type in _BEHIND:
+        out += ["scale"] if given.get("matmul_alpha", given.get("alpha", 1.0)) not in (1.0, None) else []
+        out += ["transpose"] if given.get("fused_transpose_out") else []
+        out += ["reshape"] if given.get("fused_reshape_out") or given.get("fused_reshape2_shape") else []
+        out += ["add"] if call.op_type != "fused_matmul" and slots & {"Bias", "2"} else []
+        out += ["batch_norm"] if plain(call.op_type) == "conv2d" else []
+        out += ["add"] if "ResidualData" in slots or (call.op_type == "fused_matmul" and "2" in slots) or "3" in slots else []
+    for key in ("activation_type", "fuse_activation", "activation"):
+        name = str(given.get(key) or "")
+        if name not in ("", "identity", "none"):
+            out.append("gelu" if name.startswith("gelu") else "silu" if name == "swish" else name)
+            break
+    return out
+
+
+class _Fused(NamedTuple):
+    """pairs: operator of the reference that ends a chain -> the chain; inside: all in chains but their ends."""
+
+    pairs: dict[int, list[Call]]
+    inside: set[int]
+
+
+def _advanced(pairs: list[tuple[Call, Call]], ours: Sequence[Call]) -> tuple[list[tuple[Call, Call]], _Fused]:
+    """Pairs, where the target's operator does what follows in the reference too moved on to the last of it."""
+    readers: dict[int, list[Call]] = {}
+    for call in ours:
+        for ref in call.slots("input"):
+            readers.setdefault(ref.record, []).append(call)
+    fused, moved = _Fused({}, set()), []
+    for a, b in pairs:
+        chain, own = [a], _behind(a)
+        for wanted in (w for w in _behind(b) if w not in own):
+            outputs = chain[-1].slots("output")
+            following = readers.get(outputs[0].record, []) if outputs else []
+            if len(following) == 1 and plain(following[0].op_type) == wanted:
+                chain.append(following[0])
+        moved.append((chain, b))
+    ends = {chain[-1].id for chain, _ in moved if len(chain) > 1}
+    out = []
+    for chain, b in moved:
+        if len(chain) == 1 and chain[0].id in ends:
+            continue  # another operator of the target does this already
+        if len(chain) > 1:
+            fused.pairs[chain[-1].id] = chain
+            fused.inside.update(c.id for c in chain[:-1])
+        out.append((chain[-1], b))
+    return out, fused
+
+
+def _alone(
+    pairs: Sequence[tuple[Call, Call]], ours: Sequence[Call], theirs: Sequence[Call], fused: _Fused
+) -> list[tuple[int, Difference]]:  # fmt: skip
+    """Differences of operators without a partner, and of those that the other side runs as one."""
+    out: list[tuple[int, Difference]] = []
+    paired, other = {a.id: b for a, b in pairs}, {b.id: a for a, b in pairs}
+    maker = {r.record: c for c in ours for r in c.slots("output")}
+    gone = set(fused.inside)
+    chains = {a.id: [a] for a, b in pairs if b.op_type.startswith("fused_") and not a.op_type.startswith("fused_")} | fused.pairs
+    for end, chain in chains.items():
+        # What only changes the shape of what it reads, and has no partner, is done inside as well.
+        members, todo = {c.id: c for c in chain}, list(chain)
+        while todo:
+            for ref in todo.pop().slots("input"):
+                before = maker.get(ref.record)
+                moves = before is not None and plain(before.op_type) in ("reshape", "transpose", "scale", "squeeze", "unsqueeze")
+                if before is not None and moves and before.id not in paired and before.id not in members:
+                    members[before.id] = before
+                    todo.append(before)
+        gone |= members.keys() - {end}
+        if len(members) > 1:
+            listed = sorted(members.values(), key=lambda c: c.order)
+            out += [(listed[-1].order, d) for _, d in _unequal(listed, [paired[end]])]
+    for call in ours:
+        if call.id not in paired and call.id not in gone:
+            out += [(call.order, d) for _, d in _unequal([call], [])]
+    before_ = -1
+    for call in theirs:
+        before_ = other[call.id].order if call.id in other else before_
+        if call.id not in other:
+            out += [(before_, d) for _, d in _unequal([], [call])]
+    return out
+
+
+def _one_naming(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
+    """Do both programs call their parameters the same?"""
+    a, b = ({r.slot for c in calls for r in c.slots("param")} for calls in (ours, theirs))
+    return 2 * len(a & b) >= min(len(a), len(b))
+
+
+def _token(run: Run, call: Call, by_name: bool) -> tuple[Any, ...]:
+    """What operators that face each other have in common: their kind and the matrices they take."""
+    params = call.slots("param")
+    taken = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in params if len(run.records[r.record].shape) > 1))
+    return plain(call.op_type), taken
 
 
 def _pieces(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[list[Call], list[Call]]]:
@@ -244,48 +373,6 @@ def _unequal(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[Cal
     yield ours[-1], Difference(ours[-1].scope, ours[-1].op_type, ours[-1].id, kind, 0, words)
 
 
-def _fused(
-    found: list[tuple[int, Difference]], pairs: Sequence[tuple[Call, Call]], ours: Sequence[Call], theirs: Sequence[Call],
-    across: Mapping[int, int],
-) -> list[tuple[int, Difference]]:  # fmt: skip
-    """The differences, where an operator that only the target has computes what several that only the reference has do: one difference.
-
-    It does when what it reads and who reads it face what these read and who reads them.
-    """
-    maker = {r.record: c for c in ours for r in c.slots("output")}
-    paired_a, paired_b = {a.id for a, _ in pairs}, {b.id: a for a, b in pairs}
-    back = {t: r for r, t in across.items()}
-    gone: dict[int, tuple[int, Difference]] = {}
-    inserted: set[str] = set()
-    for call in theirs:
-        outputs = {r.record for r in call.slots("output")}
-        if call.id in paired_b or not outputs:
-            continue
-        ends = set()
-        for reader in (b for b in theirs if b.id in paired_b):
-            mine = paired_b[reader.id].slots("input")
-            ends |= {mine[i].record for i, r in enumerate(reader.slots("input")) if r.record in outputs and i < len(mine)}
-        group: set[int] = set()
-        todo = [maker[r] for r in ends if r in maker and maker[r].id not in paired_a]
-        while todo:
-            one = todo.pop()
-            if one.id not in group:
-                group.add(one.id)
-                todo += [maker[r.record] for r in one.slots("input") if r.record in maker and maker[r.record].id not in paired_a]
-        given = {back.get(r.record, r.record) for r in call.slots("input")}
-        read = {r.record for c in ours if c.id in group for r in c.slots("input")} - {
-            r.record for c in ours if c.id in group for r in c.slots("output")
-        }
-        known = {r for r in read if r in across}
-        if len(ends) == 1 and len(group) > 1 and known <= given and not group & gone.keys():
-            members = [c for c in ours if c.id in group]
-            difference = next(d for _, d in _unequal(members, [call]))
-            gone |= {c.id: (members[-1].order, difference) for c in members}
-            inserted.add(call.scope)
-    kept = [(order, d) for order, d in found if d.call not in gone and not (d.kind == "inserted" and d.name in inserted)]
-    return [*kept, *dict.fromkeys(gone.values())]
-
-
 def _across(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
     """Records of the reference -> records of the target that face them as outputs or parameters of partners."""
     out: dict[int, int] = {}
@@ -301,7 +388,7 @@ def _across(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
 def _differs(reference: Run, target: Run, a: Call, b: Call, across: Mapping[int, int]) -> tuple[str, int, bool]:
     """(what two operators differ in, how many attributes of it, is it nothing else)."""
     words: list[str] = []
-    if a.op_type != b.op_type:
+    if plain(a.op_type) != plain(b.op_type):
         words.append(f"the reference runs {a.op_type} where the target runs {b.op_type}")
     count = 0
     keys = [*a.arguments, *(k for k in b.arguments if k not in a.arguments)] if a.op_type == b.op_type else []

@@ -295,6 +295,5 @@ def told(result: Comparison, given: Sequence[Run], reference: Run, target: Run) 
         words = "" if said else f"; in its program{at} {found.words}"
         return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
 
-    return msgspec.structs.replace(
-        result, findings=tuple(map(explained, result.findings)), programs=faced.lines, program_files=files(given)
-    )
+    files = tuple(run.path for run in given)
+    return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), programs=faced.lines, program_files=files)
