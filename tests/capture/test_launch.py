@@ -45,7 +45,7 @@ import os
 from whence import store
 from whence.records import Call, Ref, Step
 
-def attach(options, run):
+def attach(options, run, framework):
     if os.environ.get("STAND_IN") == "fails":
         raise RuntimeError("no listener\\nfor this torch")
     if os.environ.get("STAND_IN") == "silent":
@@ -430,7 +430,7 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(place):
 @pytest.mark.parametrize(
     ("command", "env", "said"),
     [
-        ((sys.executable, "-c", "1"), {}, "torch was never imported (1 Python process)"),
+        ((sys.executable, "-c", "1"), {}, "neither torch nor paddle was ever imported (1 Python process)"),
         (("true",), {}, "no Python that it started saw whence"),
         ((sys.executable, "-c", "import torch"), {"STAND_IN": "fails"}, "RuntimeError: no listener for this torch"),
         ((sys.executable, "-c", "import torch"), {"STAND_IN": "silent"}, "no module was called"),

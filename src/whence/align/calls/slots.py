@@ -38,8 +38,9 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
     slots = _of_one_kind(slots, theirs, reference, target)
     if call.op_type != other.op_type:
         slots = _elsewhere(_swapped(slots, reference, target), theirs, reference, target)
-    # A module may face the last of the operators in it, which reads something else than the module does.
-    is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
+    # A module may face the last of the operators in it, and a fused operator the last of those it was made of: that one reads
+    # something else.
+    is_part = call.op_type != other.op_type and "operator" in (call.kind, other.kind)
     for slot in [s for s in slots if is_part and s.reference_slot.startswith("input.")]:
         if _unlike(reference.records[slot.reference_record], target.records[slot.target_record]):
             slots.remove(slot)

@@ -64,10 +64,11 @@ class Operator:
 
 @dataclass(slots=True)
 class Described:
-    """A program: its operators, feeds and fetches left out, and its parameters by name."""
+    """A program: its operators, feeds and fetches left out, and its parameters by name. fetched: of PIR, variable by fetch name."""
 
     operators: list[Operator]
     parameters: dict[str, Variable]
+    fetched: dict[str, str] = field(default_factory=dict)
 
 
 # ---- .pdmodel
@@ -249,7 +250,18 @@ def pir(data: bytes) -> Described:
     out: list[Operator] = []
     for block in blocks:
         out += _pir_block(block, values, constants, parameters, lists, 0)
-    return Described(out, parameters)
+    return Described(out, parameters, dict(_fetches(blocks)))
+
+
+def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
+    """(name under which a value is fetched, its variable)."""
+    for op in (op for block in blocks for op in block["ops"]):
+        if _pir_type(str(op.get("#", ""))) in ("fetch", "shadow_output"):
+            attributes = _pir_attributes(op.get("A", ()))
+            name = attributes.get("name", attributes.get("output_name"))
+            for given in op.get("I", ()):
+                if name and isinstance(given, dict) and "%" in given:
+                    yield str(name), f"%{given['%']}"
 
 
 def _pir_block(
