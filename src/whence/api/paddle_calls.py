@@ -13,7 +13,7 @@ import msgspec
 
 from whence.errors import ReplayRefused
 from whence.readers import TAKES, Opened
-from whence.records import Call, Over, Program, Run
+from whence.records import Call, Over, Program, Ref, Run
 from whence.replay.paddle_operators import Operand, program
 
 _Maker = tuple[int, int]  # (operator of the program, which of its outputs)
@@ -33,8 +33,16 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
         steps[call.rank, call.root, call.step, call.micro].append(call)
     for calls in steps.values():
         made: dict[_Maker, int] = {}
+        unseen: dict[int, Call] = {}
         for call in calls:
             operator = written.calls[found[call.id]]
+            lists = [makers[r.record][0] for r in operator.slots("input") if r.record in makers and makers[r.record][0] in unseen]
+            if lists:  # no hook shows a list of tensors: what it was made of counts as read
+                more = [r.record for maker in dict.fromkeys(lists) for r in unseen[maker].slots("input")]
+                refs = (*(Ref(f"input.of_{i}", record, "identity") for i, record in enumerate(more)), *call.refs)
+                changed[call.id] = call = msgspec.structs.replace(call, refs=refs)
+            if not call.slots("output"):
+                unseen[operator.id] = call
             if not call.program and operator.leaf:
                 try:
                     one = _program(run, call, written, operator, makers, made, names)

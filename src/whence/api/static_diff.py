@@ -44,7 +44,7 @@ class Faced(NamedTuple):
     """Two programs operator by operator: pairs of calls, and what they differ in, in the reference's order.
 
     compared: attributes; weights: parameters held against each other by hash, of `of_weights`. onednn: operators that only the reference
-    and only the target give to oneDNN. fused: operators of the reference whose partner does what others before them do too.
+    and only the target give to oneDNN. fused: operators of the reference whose partner does what others before them do too, with these.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -53,7 +53,7 @@ class Faced(NamedTuple):
     weights: int = 0
     of_weights: int = 0
     onednn: tuple[int, int] = (0, 0)
-    fused: frozenset[int] = frozenset()
+    fused: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def sentence(self) -> str:
@@ -143,7 +143,7 @@ def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[
     found.sort(key=lambda item: item[0])
     moved = sum(ONEDNN in a.notes and ONEDNN not in b.notes for a, b in pairs)
     right = sum(ONEDNN in b.notes and ONEDNN not in a.notes for a, b in pairs)
-    joined = frozenset(fused.pairs)
+    joined = {end: tuple(c.id for c in chain if c.id != end) for end, chain in fused.pairs.items()}
     return Faced(tuple((a.id, b.id) for a, b in pairs), tuple(d for _, d in found), compared, weighed, of, (moved, right), joined)
 
 
@@ -315,6 +315,7 @@ def _alone(
         gone |= members.keys() - {end}
         if len(members) > 1:
             listed = sorted(members.values(), key=lambda c: c.order)
+            fused.pairs[end] = listed
             out += [(listed[-1].order, d) for _, d in _unequal(listed, [paired[end]])]
     for call in ours:
         if call.id not in paired and call.id not in gone:

@@ -6,8 +6,9 @@ A program is a run of calls without values (`readers/paddle_program.py`): operat
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -111,28 +112,113 @@ def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, t
     """Both runs with what their programs say, and the programs: those given, else those that a capture saved with its run."""
     if given:
         return attached(reference, given[0]), attached(target, given[-1]), tuple(given)
-    both = [(run, own(run)) for run in (reference, target)]
-    left, right = (with_programs(run, found[0], _ran(run, found[0])) if found else run for run, found in both)
-    return left, right, tuple(found[0] for _, found in both if found) if all(found for _, found in both) else ()
+    programs_of = own(reference), own(target)
+    sides = [_said(run, programs_) for run, programs_ in zip((reference, target), programs_of)]
+    common = next((root for root in programs_of[0] if root in programs_of[1]), None)
+    if common is None:
+        return sides[0], sides[1], ()
+    both = programs_of[0][common], programs_of[1][common]
+    return *_facing(sides[0], sides[1], both, common), both
 
 
-def own(run: Run) -> tuple[Run, ...]:
-    """The programs that a capture of Paddle saved with its run, one for each predictor."""
+def own(run: Run) -> dict[str, Run]:
+    """The programs that a capture of Paddle saved with its run, by root: what a predictor ran, after passes."""
     from whence.api.runs import open_run
 
-    found = dict.fromkeys(str(s["program"]) for s in align.settings_of(run).values() if s.get("program"))
-    files = (Path(run.path) / name for name in found)
-    return tuple(open_run(str(file)) for file in files if file.is_file())
+    named = {root: Path(run.path) / str(s["program"]) for root, s in align.settings_of(run).items() if s.get("program")}
+    return {root: open_run(str(file)) for root, file in named.items() if file.is_file()}
 
 
-def _ran(run: Run, program: Run) -> dict[int, int]:
-    """Calls of a captured run -> operators of its program."""
+def _said(run: Run, programs_of: Mapping[str, Run]) -> Run:
+    """A captured run with what its programs say of its calls."""
+    for root, program in programs_of.items():
+        run = with_programs(run, program, _ran(run, program, root))
+    return run
+
+
+def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> tuple[Run, Run]:
+    """Both runs, calls of the target named as those of the reference whose operators they face in the programs.
+
+    Only where the executor numbers its tensors and the programs differ: then numbers say nothing. An operator that does what several of
+    the reference do faces the last of them; what the two read cannot be held against each other.
+    """
+    faced = face(given[0], given[1], ({}, {}))
+    if all(d.kind in ("attributes", "weights") for d in faced.differences):
+        return reference, target
+    partner = {b: a for a, b in faced.pairs}
+    ours, theirs = (_executions(run, _ran(run, program, root)) for run, program in zip((reference, target), given))
+    names = {call.scope for call in ours.values()}
+    if not any(_NUMBERED.fullmatch(name) for name in names):
+        return reference, target
+    left: dict[int, Call] = {}
+    right: dict[int, Call] = {}
+    met: set[int] = set()
+    gone: set[int] = set()
+    for (group, operator, number), call in theirs.items():
+        mine = ours.get((group, partner.get(operator, -1), number))
+        if mine is not None:
+            met.add(call.id)
+            right[call.id] = msgspec.structs.replace(call, scope=mine.scope, occurrence=mine.occurrence)
+            if partner[operator] in faced.fused:
+                left[mine.id], right[call.id] = _unread(mine), _unread(right[call.id])
+                inside = (ours.get((group, member, number)) for member in faced.fused[partner[operator]])
+                gone |= {call.id for call in inside if call is not None}
+    for call in target.calls:
+        if call.root == root and call.id not in met and call.scope in names:
+            right[call.id] = msgspec.structs.replace(call, scope=f"{call.scope} (target)")
+    reference = _without(_changed(reference, left), gone)
+    if gone:
+        said = f"{len(gone)} calls of operators that passes fused in the target are compared by what they end in"
+        reference.notes = [*reference.notes, Note("inside-not-seen", said)]  # type: ignore[misc]
+    return reference, _changed(target, right)
+
+
+def _without(run: Run, gone: Set[int]) -> Run:
+    """The run without some of its leaf calls."""
+    if not gone:
+        return run
+    kept = [c for c in run.calls if c.id not in gone]
+    position = {c.id: i for i, c in enumerate(kept)}
+    out = Over(run, [msgspec.structs.replace(c, id=i, parent=position.get(c.parent, -1)) for i, c in enumerate(kept)])
+    return Opened(out, run.reader) if isinstance(run, Opened) else out
+
+
+_NUMBERED = re.compile(r"inner_var\.\d+")
+
+
+def _executions(run: Run, ran: Mapping[int, int]) -> dict[tuple[Any, int, int], Call]:
+    """Calls by (step, operator of the program, which time it ran in that step)."""
+    out: dict[tuple[Any, int, int], Call] = {}
+    seen: Counter[tuple[Any, int]] = Counter()
+    for call in operators(run):
+        if call.id in ran:
+            key = (call.rank, call.step, call.micro), ran[call.id]
+            out[*key, seen[key]] = call
+            seen[key] += 1
+    return out
+
+
+def _unread(call: Call) -> Call:
+    """A call without its inputs, which counts as depending on everything before it."""
+    return msgspec.structs.replace(
+        call, refs=tuple(r for r in call.refs if not r.slot.startswith(("input", "param"))), notes=(*call.notes, UNTOLD), program="",
+        no_program="a pass fused it with others in the target",
+    )  # fmt: skip
+
+
+def _changed(run: Run, calls: Mapping[int, Call]) -> Run:
+    out = Over(run, [calls.get(c.id, c) for c in run.calls]) if calls else run
+    return Opened(out, run.reader) if calls and isinstance(run, Opened) else out
+
+
+def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
+    """Calls of a run -> operators of its program. root: only calls of this one."""
     made = operators(program)
     writers: defaultdict[str, list[int]] = defaultdict(list)
     for call in made:
         for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
             writers[name].append(call.id)
-    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf]
+    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf and root in (None, c.root)]
     named = sum(c.scope in writers for c in ran)
     out: dict[int, int] = {}
     for calls in _by_step(ran).values():
