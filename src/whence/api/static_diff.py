@@ -44,7 +44,8 @@ class Faced(NamedTuple):
     """Two programs operator by operator: pairs of calls, and what they differ in, in the reference's order.
 
     compared: attributes; weights: parameters held against each other by hash, of `of_weights`. onednn: operators that only the reference
-    and only the target give to oneDNN. fused: operators of the reference whose partner does what others before them do too, with these.
+    and only the target give to oneDNN. fused: operators of the reference (turned:
+    of the target) whose partner does what others before them do too, with these.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -54,6 +55,7 @@ class Faced(NamedTuple):
     of_weights: int = 0
     onednn: tuple[int, int] = (0, 0)
     fused: Mapping[int, tuple[int, ...]] = {}
+    turned: bool = False
 
     @property
     def sentence(self) -> str:
@@ -104,34 +106,18 @@ def operators(run: Run) -> list[Call]:
 def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[str, str]] | None = None) -> Faced:
     """Hold two programs against each other. weights: by parameter a hash, of both; None takes the .pdiparams beside the programs."""
     ours, theirs = operators(reference), operators(target)
-    by_name = _one_naming(ours, theirs)
-    tokens = [[_token(run, c, by_name) for c in calls] for run, calls in ((reference, ours), (target, theirs))]
-    pairs: list[tuple[Call, Call]] = []
-    left: list[tuple[list[Call], list[Call]]] = []
-    for a0, a1, b0, b1, equal in blocks(tokens[0], tokens[1]):
-        if equal:
-            pairs += zip(ours[a0:a1], theirs[b0:b1], strict=True)
-        else:
-            left += [(mine, others) for mine, others in _pieces(ours[a0:a1], theirs[b0:b1])]
-    pairs += _crossing(left, dict(zip((c.id for c in ours), tokens[0])), dict(zip((c.id for c in theirs), tokens[1])))
-    met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
-    for mine, others in left:
-        mine, others = [c for c in mine if c.id not in met], [c for c in others if c.id not in other]
-        if len(mine) == len(others):
-            pairs += zip(mine, others, strict=True)
-    pairs, fused = _advanced(pairs, ours)
-    for mine, others in left:
-        rest = [c for c in mine if c.id not in fused.inside and c.id not in {a.id for a, _ in pairs}]
-        free = others and others[-1].id not in {b.id for _, b in pairs}
-        if rest and free and len(mine) != len(others) and others[-1].scope == rest[-1].scope and _is_name(rest[-1].scope):
-            pairs.append((rest[-1], others[-1]))  # they end in one tensor
-            fused.pairs[rest[-1].id] = list(mine)
-    pairs.sort(key=lambda pair: pair[0].order)
-    found = _alone(pairs, ours, theirs, fused)
+    turned = len(theirs) > len(ours)  # passes fuse, so the longer one has what the other does at once
+    if turned:
+        facing, fused = _met((target, theirs), (reference, ours))
+        pairs = sorted(((a, b) for b, a in facing), key=lambda pair: pair[0].order)
+    else:
+        pairs, fused = _met((reference, ours), (target, theirs))
+        pairs.sort(key=lambda pair: pair[0].order)
+    found = _alone(pairs, ours, theirs, fused, turned)
     across = _across(pairs)
     compared = 0
     for a, b in pairs:
-        if a.id in fused.pairs:
+        if (b if turned else a).id in fused.pairs:
             continue
         compared += len(a.arguments)
         words, count, attributes_only = _differs(reference, target, a, b, across)
@@ -144,10 +130,40 @@ def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[
     moved = sum(ONEDNN in a.notes and ONEDNN not in b.notes for a, b in pairs)
     right = sum(ONEDNN in b.notes and ONEDNN not in a.notes for a, b in pairs)
     joined = {end: tuple(c.id for c in chain if c.id != end) for end, chain in fused.pairs.items()}
-    return Faced(tuple((a.id, b.id) for a, b in pairs), tuple(d for _, d in found), compared, weighed, of, (moved, right), joined)
+    differences = tuple(d for _, d in found)
+    return Faced(tuple((a.id, b.id) for a, b in pairs), differences, compared, weighed, of, (moved, right), joined, turned)
 
 
 # ---- who faces whom
+
+
+def _met(one: tuple[Run, list[Call]], two: tuple[Run, list[Call]]) -> tuple[list[tuple[Call, Call]], _Fused]:
+    """(pairs, what the second does at once) of two programs with their operators."""
+    (first, ours), (second, theirs) = one, two
+    by_name = _one_naming(ours, theirs)
+    mine_, others_ = [_token(first, c, by_name) for c in ours], [_token(second, c, by_name) for c in theirs]
+    pairs: list[tuple[Call, Call]] = []
+    left: list[tuple[list[Call], list[Call]]] = []
+    for a0, a1, b0, b1, equal in blocks(mine_, others_):
+        if equal:
+            pairs += zip(ours[a0:a1], theirs[b0:b1], strict=True)
+        else:
+            left += _pieces(ours[a0:a1], theirs[b0:b1])
+    pairs += _crossing(left, {c.id: t for c, t in zip(ours, mine_)}, {c.id: t for c, t in zip(theirs, others_)})
+    met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    for mine, others in left:
+        mine, others = [c for c in mine if c.id not in met], [c for c in others if c.id not in other]
+        if len(mine) == len(others):
+            pairs += zip(mine, others, strict=True)
+    pairs, fused = _advanced(pairs, ours)
+    met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    for mine, others in left:
+        rest = [c for c in mine if c.id not in fused.inside and c.id not in met]
+        free = bool(others) and others[-1].id not in other
+        if rest and free and len(mine) != len(others) and others[-1].scope == rest[-1].scope and _is_name(rest[-1].scope):
+            pairs.append((rest[-1], others[-1]))  # they end in one tensor
+            fused.pairs[rest[-1].id] = list(mine)
+    return pairs, fused
 
 
 def blocks(ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:
@@ -294,37 +310,41 @@ def _advanced(pairs: list[tuple[Call, Call]], ours: Sequence[Call]) -> tuple[lis
 
 
 def _alone(
-    pairs: Sequence[tuple[Call, Call]], ours: Sequence[Call], theirs: Sequence[Call], fused: _Fused
+    pairs: Sequence[tuple[Call, Call]], ours: Sequence[Call], theirs: Sequence[Call], fused: _Fused, turned: bool
 ) -> list[tuple[int, Difference]]:  # fmt: skip
-    """Differences of operators without a partner, and of those that the other side runs as one."""
+    """Differences of operators without a partner, and of those that the other side runs as one. turned: that is the reference."""
     out: list[tuple[int, Difference]] = []
-    paired, other = {a.id: b for a, b in pairs}, {b.id: a for a, b in pairs}
-    maker = {r.record: c for c in ours for r in c.slots("output")}
+    long = theirs if turned else ours
+    partner = {(b if turned else a).id: (a if turned else b) for a, b in pairs}
+    maker = {r.record: c for c in long for r in c.slots("output")}
+    calls = {c.id: c for c in long}
+    fuses = {i: [calls[i]] for i, b in partner.items() if b.op_type.startswith("fused_") and not calls[i].op_type.startswith("fused_")}
     gone = set(fused.inside)
-    chains = {a.id: [a] for a, b in pairs if b.op_type.startswith("fused_") and not a.op_type.startswith("fused_")} | fused.pairs
-    for end, chain in chains.items():
+    for end, chain in (fuses | fused.pairs).items():
         # What only changes the shape of what it reads, and has no partner, is done inside as well.
         members, todo = {c.id: c for c in chain}, list(chain)
         while todo:
             for ref in todo.pop().slots("input"):
                 before = maker.get(ref.record)
                 moves = before is not None and plain(before.op_type) in ("reshape", "transpose", "scale", "squeeze", "unsqueeze")
-                if before is not None and moves and before.id not in paired and before.id not in members:
+                if before is not None and moves and before.id not in partner and before.id not in members:
                     members[before.id] = before
                     todo.append(before)
         gone |= members.keys() - {end}
         if len(members) > 1:
-            listed = sorted(members.values(), key=lambda c: c.order)
-            fused.pairs[end] = listed
-            out += [(listed[-1].order, d) for _, d in _unequal(listed, [paired[end]])]
-    for call in ours:
-        if call.id not in paired and call.id not in gone:
-            out += [(call.order, d) for _, d in _unequal([call], [])]
+            fused.pairs[end] = listed = sorted(members.values(), key=lambda c: c.order)
+            sides = ([partner[end]], listed) if turned else (listed, [partner[end]])
+            out += [(sides[0][-1].order, d) for _, d in _unequal(*sides)]
     before_ = -1
+    where = {b.id: a.order for a, b in pairs}
     for call in theirs:
-        before_ = other[call.id].order if call.id in other else before_
-        if call.id not in other:
+        before_ = where.get(call.id, before_)
+        if call.id not in where and not (turned and call.id in gone):
             out += [(before_, d) for _, d in _unequal([], [call])]
+    paired = {a.id for a, _ in pairs}
+    for call in ours:
+        if call.id not in paired and (turned or call.id not in gone):
+            out += [(call.order, d) for _, d in _unequal([call], [])]
     return out
 
 

@@ -159,18 +159,20 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
         if mine is not None:
             met.add(call.id)
             right[call.id] = msgspec.structs.replace(call, scope=mine.scope, occurrence=mine.occurrence)
-            if partner[operator] in faced.fused:
+            end = operator if faced.turned else partner[operator]
+            if end in faced.fused:
                 left[mine.id], right[call.id] = _unread(mine), _unread(right[call.id])
-                inside = (ours.get((group, member, number)) for member in faced.fused[partner[operator]])
-                gone |= {call.id for call in inside if call is not None}
+                inside = ((theirs if faced.turned else ours).get((group, member, number)) for member in faced.fused[end])
+                gone |= {one.id for one in inside if one is not None}
     for call in target.calls:
         if call.root == root and call.id not in met and call.scope in names:
             right[call.id] = msgspec.structs.replace(call, scope=f"{call.scope} (target)")
-    reference = _without(_changed(reference, left), gone)
+    out = [_changed(reference, left), _changed(target, right)]
     if gone:
-        said = f"{len(gone)} calls of operators that passes fused in the target are compared by what they end in"
-        reference.notes = [*reference.notes, Note("inside-not-seen", said)]  # type: ignore[misc]
-    return reference, _changed(target, right)
+        out[faced.turned] = _without(out[faced.turned], gone)
+        said = f"{len(gone)} calls of operators that passes fused in the other run are compared by what they end in"
+        out[faced.turned].notes = [*out[faced.turned].notes, Note("inside-not-seen", said)]  # type: ignore[misc]
+    return out[0], out[1]
 
 
 def _without(run: Run, gone: Set[int]) -> Run:
