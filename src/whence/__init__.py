@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from whence.api import capture as capture
     from whence.api import compare, compare_labels, doctor, label, load_comparison, new_id, open_run, record, recording, task
     from whence.api import locate as locate
+    from whence.api import map_weights as map_weights
     from whence.api import tokens as tokens
     from whence.api import trace as trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "capture", "compare", "compare_labels", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
-    "task", "tokens", "trace",
+    "capture", "compare", "compare_labels", "doctor", "label", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record",
+    "recording", "task", "tokens", "trace",
 ]  # fmt: skip
 
 

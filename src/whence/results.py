@@ -553,6 +553,31 @@ class Comparison(msgspec.Struct, frozen=True):
     program_files: tuple[str, ...] = ()
 
 
+class FacedWeight(msgspec.Struct, frozen=True):
+    """A parameter of a call of the reference and the one that faces it. dims: how that is brought to its axes, "" when it is there already.
+
+    state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative 2-norm, or "not compared".
+    """
+
+    reference: str
+    name: str
+    target: str
+    target_name: str
+    dims: str
+    shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    state: str
+    rel_l2: float | None
+
+
+class WeightMap(msgspec.Struct, frozen=True):
+    """The parameters of two runs face to face, and those without a partner."""
+
+    pairs: tuple[FacedWeight, ...]
+    only_reference: tuple[str, ...]
+    only_target: tuple[str, ...]
+
+
 class OutputError(msgspec.Struct, frozen=True):
     """Error of the outputs of one call of a root: its 2-norm and that of the reference's outputs; None where not defined (NaN, shapes).
 

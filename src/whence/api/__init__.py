@@ -14,10 +14,11 @@ from whence.api.results import compare, face, free_output, load_comparison, load
 from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
 from whence.api.sided import compare_labels, run_labels
 from whence.api.tracing import trace
+from whence.api.weights import map_weights
 
 __all__ = [
     "attach", "attach_labels", "capture", "compare", "compare_labels", "doctor", "doctor_command", "face", "fault_sites",
-    "first_difference", "free_output", "include", "label", "load_comparison", "load_policy", "locate", "new_id", "open_run",
+    "first_difference", "free_output", "include", "label", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
     "open_to_show", "planted", "record", "recording", "recover", "run_command", "run_labels", "scrub", "task", "tokens", "trace", "views",
     "warmup",
 ]  # fmt: skip

@@ -11,9 +11,10 @@ from whence.report.tokens import tokens_csv, tokens_json, tokens_text
 from whence.report.tracing import origin_json, origin_text
 from whence.report.views import names as views
 from whence.report.views import view_csv
+from whence.report.weights import weights_map
 
 __all__ = [
     "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "origin_json", "origin_text",
     "plan_json", "plan_map", "plan_text", "summary", "summary_data", "table_csv", "tokens_csv", "tokens_json", "tokens_text", "view_csv",
-    "views",
+    "views", "weights_map",
 ]  # fmt: skip
