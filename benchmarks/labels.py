@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _rounds import machine
 
 import whence
-from _rounds import machine
 
 
 def each(count: int, take: Callable[[int, torch.Tensor], object]) -> float:

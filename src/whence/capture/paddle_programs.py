@@ -57,7 +57,8 @@ class Matched(NamedTuple):
 
 
 def natural(name: str) -> tuple[Any, ...]:
-    """Sorts names with numbers in them by number."""
+    """Sorts names with numbers in them by number; what stands before `inner_var_` is another in each block and each process."""
+    name = name[max(name.rfind("inner_var_"), 0) :]
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in _NUMBER.split(name))
 
 
@@ -77,6 +78,7 @@ class Program:
         self._makers: dict[str, Any] = {}
         self._members: dict[str, tuple[Any, ...]] = {}
         self._writers: dict[str, list[Any]] = {}
+        self._lists: dict[int, int] = {}
         for op in _walk(described.operators):
             for _, variable in op.outputs:
                 self._makers[variable.name] = op
@@ -88,6 +90,7 @@ class Program:
                 maker = self._makers.get(op.inputs[0][1].name)
                 for _, variable in op.outputs:
                     self._makers[variable.name] = maker
+                self._lists[id(maker)] = len(op.outputs)
         self._places: dict[Any, int] = {}
 
     def operator(self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str]) -> Any:
@@ -110,13 +113,17 @@ class Program:
                 return op
         return None
 
+    def listed(self, op: Any) -> int:
+        """How many tensors are in the list that an operator makes, 0 when it makes none."""
+        return self._lists.get(id(op), 0)
+
     def writes(self, name: str) -> bool:
         """Is this the name of something an operator writes?"""
         return name in self._writers
 
     def matched(self, op: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Matched:
         """Operands in order. inputs: the hooks' names of what it read and is no parameter; outputs: of what it wrote."""
-        self._learn([v.name for _, v in op.outputs], outputs)
+        self.wrote(op, outputs)
         operands = [
             v.name for variable in (v for _, v in op.inputs) for v in self._members.get(variable.name, (variable,)) if not v.persistable
         ]
@@ -129,6 +136,10 @@ class Program:
             tuple((k, self._makers.get(operand)) for k, operand in enumerate(operands) if not placed[k]),
             {name: maker for name, operand in back.items() if (maker := self._makers.get(operand)) is not None},
         )  # fmt: skip
+
+    def wrote(self, op: Any, outputs: Sequence[str]) -> None:
+        """The hooks' names of what an operator wrote."""
+        self._learn([v.name for _, v in op.outputs], outputs)
 
     def _learn(self, variables: Sequence[str], names: Sequence[str]) -> None:
         """Both count in the order of the program, so what is left of both when known names are taken out stands in one order."""

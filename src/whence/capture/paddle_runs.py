@@ -336,6 +336,8 @@ class Watched:
             return
         if self.program is not None:
             self._match(frame, self.program)
+            if frame.block and frame.operator is not None:
+                self.program.wrote(frame.operator, list(frame.outputs))
         self._claim(frame)
         self._ended.append(frame)
         self._emit()
@@ -371,11 +373,14 @@ class Watched:
     def _emit(self, *, everything: bool = False) -> None:
         ready = 0
         for frame in self._ended:
-            if not everything and not frame.outputs:
+            if not everything and (not frame.outputs or len(frame.outputs) < self._expected(frame)):
                 break
             self._call(frame)
             ready += 1
         del self._ended[:ready]
+
+    def _expected(self, frame: _Frame) -> int:
+        return self.program.listed(frame.operator) if self.program is not None and frame.operator is not None else 0
 
     def _call(self, frame: _Frame) -> None:
         session = self.session
@@ -440,14 +445,17 @@ class Watched:
                 if seen is not None and seen[0] >= 0:
                     refs.append(Ref(f"input.{place}", *seen))
                     left.pop(name, None)
-                place += 1
+                    place += 1
         for name in sorted(left, key=natural):
             refs.append(Ref(f"input.{place}", *left[name]))
             place += 1
         taken: Counter[str] = Counter()
-        for name in sorted(frame.params):
+        ordered = [v.name for _, v in frame.operator.inputs] if frame.operator is not None else []
+        for name in sorted(frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)):
             record, edge = frame.params[name]
             plain = self._plain(name)
+            if frame.block and plain != name:
+                continue  # constants have no name that lasts; they stand where they are read inside
             if record >= 0:
                 refs.append(Ref(f"param.{plain}{taken[plain] or ''}", record, edge))
             taken[plain] += 1

@@ -5,7 +5,7 @@
     whence run -o runs/ref -- bash run.sh
     whence run --compare -o cmp --library atb -- python both.py
 
-Every Python that CMD starts and that imports torch is captured, children included. CMD keeps its input, output, terminal,
+Every Python that CMD starts and that imports torch or paddle is captured, children included. CMD keeps its input, output, terminal,
 working directory and signals, and its exit code is returned; when it ends with 0 and nothing was captured, 3 and the reason.
 
 PATTERN is shell style on the dotted module name ('layers.3.*'), or re: and a regular expression. Tree numbers (3, 7_1) are
