@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from whence.api.runs import open_run
 from whence.api.tapped import inside
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Run
-from whence.results import FacedWeight, SlotPair, WeightMap
+from whence.results import FacedWeight, Made, SlotPair, WeightMap
 
 
 def map_weights(
@@ -28,6 +29,7 @@ def map_weights(
     ours, theirs = aligned.reference, aligned.target
     # How the user's run keeps them is in the plan as said; what they become, in the one that was carried out.
     said = {(p.reference, s.reference_slot): s for p in aligned.as_said().pairs for s in p.slots}
+    made = {m.record: m for m in aligned.plan.made_target}
     out: dict[tuple[str, str], FacedWeight] = {}
     met: tuple[set[str], set[str]] = (set(), set())
     for pair in aligned.plan.pairs:
@@ -39,13 +41,18 @@ def map_weights(
             met[1].add(_full(b, told.target_slot))
             if key not in out:
                 state, error = _state(ours, theirs, slot)
-                shapes = (
+                shape = theirs.records[_source(slot.target_record, made)].shape
+                out[key] = FacedWeight(
+                    key[0],
+                    key[1],
+                    _name(b),
+                    told.target_slot[6:],
+                    slot.dims,
                     ours.records[slot.reference_record].shape,
-                    right.records[told.target_record].shape
-                    if told.target_record < len(right.records)
-                    else theirs.records[slot.target_record].shape,
+                    shape,
+                    state,
+                    error,
                 )
-                out[key] = FacedWeight(key[0], key[1], _name(b), told.target_slot[6:], slot.dims, shapes[0], shapes[1], state, error)
     if not out:
         raise UsageError("no parameter of one faces one of the other: capture both with their parameters, or give --map")
     alone = [
@@ -53,6 +60,13 @@ def map_weights(
         for run, seen in zip((ours, theirs), met)
     ]
     return WeightMap(tuple(out.values()), alone[0], alone[1])
+
+
+def _source(record: int, made: Mapping[int, Made]) -> int:
+    """The first record of the run itself that a tensor was made from."""
+    while record in made and made[record].operands:
+        record = made[record].operands[0][1][0]
+    return record
 
 
 def _name(call: Call) -> str:
