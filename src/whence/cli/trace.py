@@ -1,4 +1,4 @@
-"""Where a tensor's difference comes from: back through the program to the first operator whose inputs agree.
+"""Where a difference comes from: back through the program to the first operator whose inputs agree.
 
 \b
     whence trace cmp                                   from the first significant tensor
