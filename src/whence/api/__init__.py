@@ -13,7 +13,7 @@ from whence.api.patching import locate
 from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
 from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
 from whence.api.sided import compare_labels, run_labels
-from whence.api.tracing import trace
+from whence.api.traces import trace
 from whence.api.weights import map_weights
 
 __all__ = [

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from whence import align, judge
-from whence.api.foreign import described
-from whence.api.runs import open_run
-from whence.api.tapped import inside
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Call, Run
-from whence.results import FacedWeight, Made, SlotPair, WeightMap
+
+if TYPE_CHECKING:
+    from whence.records import Call, Run
+    from whence.results import Made, SlotPair, WeightMap
 
 
 def map_weights(
@@ -23,6 +20,12 @@ def map_weights(
 
     mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no parameter faces another).
     """
+    from whence import align
+    from whence.api.foreign import described
+    from whence.api.runs import open_run
+    from whence.api.tapped import inside
+    from whence.results import FacedWeight, WeightMap
+
     opened = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
     left, right = map(described, opened)
     aligned = align.align(left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
@@ -79,6 +82,10 @@ def _full(call: Call, slot: str) -> str:
 
 def _state(reference: Run, target: Run, slot: SlotPair) -> tuple[str, float | None]:
     """("equal", "differs", or "not compared", relative error in the 2-norm)."""
+    import numpy as np
+
+    from whence import judge
+
     try:
         a, b = reference.array(slot.reference_record), target.array(slot.target_record)
     except ElementsMissing:
