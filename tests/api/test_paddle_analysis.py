@@ -16,7 +16,7 @@ from whence.cli import main
 
 if importlib.util.find_spec("paddle") is None:
     pytest.skip("paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True)
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::UserWarning")]  # importing Paddle looks for ccache
 
 CAPTURE = Path(__file__).parent.parent / "capture"
 PLAIN = {"disable_mkldnn": [], "switch_ir_optim": [False]}
@@ -81,7 +81,7 @@ def test_an_attribute_is_named_by_the_program_the_replay_and_the_way(folder, cap
         main(["compare", str(folder / "runs" / "ref"), str(folder / "runs" / "attribute"), "-o", str(tmp_path / "cmp")])
     text = capsys.readouterr().out
     assert ended.value.code == 1
-    assert re.match(r"PROGRAMS +exactly one attribute differs: .*0\.35355338 against 0\.355\n", text)
+    assert re.match(r"PROGRAMS +exactly one attribute differs: .*0\.35355338\d* against 0\.355\n", text)
     result = whence.load_comparison(tmp_path / "cmp")
     first = result.findings[0]
     assert (first.op_type, first.cause, first.confidence, first.evidence) == ("scale", "semantic", "certain", "replay")
@@ -94,7 +94,8 @@ def test_an_attribute_is_named_by_the_program_the_replay_and_the_way(folder, cap
     assert f"scale: occurrences 1-{number - 1} equal, {number}th of" in text
     assert result.origin.steps[-1].name == first.name
     assert result.origin.outcome == "target wrong"
-    assert (result.origin.attributes["input.1"], result.origin.target_attributes) == (0.35355338, {"input.1": 0.355})
+    assert result.origin.attributes["input.1"] == pytest.approx(0.35355338)
+    assert result.origin.target_attributes == {"input.1": 0.355}
     assert {i.state for i in result.origin.steps[-1].inputs} == {"equal"}
     way = whence.trace(tmp_path / "cmp", max(result.rows, key=lambda r: r.pair if r.step == 0 and r.name != "model" else -1).name)
     assert way.steps[-1].name == first.name

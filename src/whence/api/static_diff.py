@@ -272,6 +272,7 @@ def _behind(call: Call) -> list[str]:
         if name not in ("", "identity", "none"):
             out.append("gelu" if name.startswith("gelu") else "silu" if name == "swish" else name)
             break
+    out += ["scale"] if given.get("fused_output_scale", 1.0) not in (1.0, None) else []
     return out
 
 
@@ -355,10 +356,12 @@ def _one_naming(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
 
 
 def _token(run: Run, call: Call, by_name: bool) -> tuple[Any, ...]:
-    """What operators that face each other have in common: their kind and the matrices they take."""
-    params = call.slots("param")
-    taken = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in params if len(run.records[r.record].shape) > 1))
-    return plain(call.op_type), taken
+    """What operators that face each other have in common: their kind and the parameters they take."""
+    kind, params = plain(call.op_type), call.slots("param")
+    # Of products the matrix only: passes put the sum with a vector into them.
+    told = [r for r in params if len(run.records[r.record].shape) > 1 or kind not in ("matmul", "conv2d")]
+    taken = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in told))
+    return kind, taken
 
 
 def _pieces(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[list[Call], list[Call]]]:
@@ -498,4 +501,10 @@ def _weighed(
             done[name] = name in ours and its in theirs
             if done[name] and ours[name] != theirs[its]:
                 out.append((a.order, Difference(a.scope, a.op_type, a.id, "weights", 0, f"its weight {name} is another one, by hash")))
+    for a, _ in pairs:  # of a fused operator the parameters stand elsewhere, under their names
+        for name in (r.slot[6:] for r in a.slots("param")):
+            if not done.get(name, False) and name in ours and name in theirs:
+                done[name] = True
+                if ours[name] != theirs[name]:
+                    out.append((a.order, Difference(a.scope, a.op_type, a.id, "weights", 0, f"its weight {name} is another one, by hash")))
     return sum(done.values()), len(done), out
