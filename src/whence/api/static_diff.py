@@ -149,6 +149,10 @@ def _met(one: tuple[Run, list[Call]], two: tuple[Run, list[Call]]) -> tuple[list
             pairs += zip(ours[a0:a1], theirs[b0:b1], strict=True)
         else:
             left += _pieces(ours[a0:a1], theirs[b0:b1])
+    pairs += [(a, b) for mine, others in left for a in mine for b in others
+              if a.scope == b.scope and plain(a.op_type) == plain(b.op_type) and _is_name(a)]  # fmt: skip
+    met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    left = [([c for c in mine if c.id not in met], [c for c in others if c.id not in other]) for mine, others in left]
     pairs += _crossing(left, {c.id: t for c, t in zip(ours, mine_)}, {c.id: t for c, t in zip(theirs, others_)})
     met, other = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
     for mine, others in left:
@@ -160,7 +164,7 @@ def _met(one: tuple[Run, list[Call]], two: tuple[Run, list[Call]]) -> tuple[list
     for mine, others in left:
         rest = [c for c in mine if c.id not in fused.inside and c.id not in met]
         free = bool(others) and others[-1].id not in other
-        if rest and free and len(mine) != len(others) and others[-1].scope == rest[-1].scope and _is_name(rest[-1].scope):
+        if rest and free and len(mine) != len(others) and others[-1].scope == rest[-1].scope and _is_name(rest[-1]):
             pairs.append((rest[-1], others[-1]))  # they end in one tensor
             fused.pairs[rest[-1].id] = list(mine)
     return pairs, fused
@@ -370,16 +374,17 @@ def _pieces(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[list
     a = b = 0
     for i, call in enumerate(ours):
         j = names.get(call.scope, -1)
-        if j >= b and _is_name(call.scope):
+        if j >= b and _is_name(call):
             yield list(ours[a : i + 1]), list(theirs[b : j + 1])
             a, b = i + 1, j + 1
     if a < len(ours) or b < len(theirs):
         yield list(ours[a:]), list(theirs[b:])
 
 
-def _is_name(scope: str) -> bool:
-    """Is this the name of a variable, not one made of a layer, an operator and a place (PIR)?"""
-    return not scope.rpartition("_")[2].isdigit()
+def _is_name(call: Call) -> bool:
+    """Is a call named by a variable, not by a layer, an operator and a place (PIR)?"""
+    head, _, place = call.scope.rpartition("_")
+    return not (place.isdigit() and head.rpartition(".")[2] == call.op_type)
 
 
 def _unequal(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[Call | None, Difference]]:

@@ -139,8 +139,8 @@ def _said(run: Run, programs_of: Mapping[str, Run]) -> Run:
 def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> tuple[Run, Run]:
     """Both runs, calls of the target named as those of the reference whose operators they face in the programs.
 
-    Only where the executor numbers its tensors and the programs differ: then numbers say nothing. An operator that does what several of
-    the reference do faces the last of them; what the two read cannot be held against each other.
+    Only where the programs differ; names of variables that are no numbers of the executor stay. An operator that does what several of the
+    reference do faces the last of them; what the two read cannot be held against each other. Constants that a pass folded are left out.
     """
     faced = face(given[0], given[1], ({}, {}))
     if all(d.kind in ("attributes", "weights") for d in faced.differences):
@@ -148,15 +148,14 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
     partner = {b: a for a, b in faced.pairs}
     ours, theirs = (_executions(run, _ran(run, program, root)) for run, program in zip((reference, target), given))
     names = {call.scope for call in ours.values()}
-    if not any(_NUMBERED.fullmatch(name) for name in names):
-        return reference, target
+    numbered = any(_NUMBERED.fullmatch(name) for name in names)
     left: dict[int, Call] = {}
     right: dict[int, Call] = {}
     met: set[int] = set()
     gone: set[int] = set()
     for (group, operator, number), call in theirs.items():
         mine = ours.get((group, partner.get(operator, -1), number))
-        if mine is not None:
+        if mine is not None and (numbered or mine.scope == call.scope):
             met.add(call.id)
             right[call.id] = msgspec.structs.replace(call, scope=mine.scope, occurrence=mine.occurrence)
             end = operator if faced.turned else partner[operator]
@@ -165,8 +164,12 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
                 inside = ((theirs if faced.turned else ours).get((group, member, number)) for member in faced.fused[end])
                 gone |= {one.id for one in inside if one is not None}
     for call in target.calls:
-        if call.root == root and call.id not in met and call.scope in names:
+        if numbered and call.root == root and call.id not in met and call.scope in names:
             right[call.id] = msgspec.structs.replace(call, scope=f"{call.scope} (target)")
+    if not faced.turned:
+        met_a = {a for a, _ in faced.pairs}
+        made = {c.id for c in operators(given[0]) if c.id not in met_a and not c.slots("input") and not c.slots("param") and c.leaf}
+        gone |= {call.id for (_, operator, _), call in ours.items() if operator in made}
     out = [_changed(reference, left), _changed(target, right)]
     if gone:
         out[faced.turned] = _without(out[faced.turned], gone)
