@@ -47,7 +47,9 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
                 try:
                     one = _program(run, call, written, operator, makers, made, names)
                     programs[one.id] = one
-                    changed[call.id] = msgspec.structs.replace(call, program=one.id, no_program="")
+                    # A number of the program that a hook shows as a tensor is an attribute.
+                    refs = tuple(r for r in call.refs if not r.slot.startswith("param.constant_folding@") or r.slot in one.params)
+                    changed[call.id] = msgspec.structs.replace(call, program=one.id, no_program="", refs=refs)
                 except ReplayRefused as refused:
                     changed[call.id] = msgspec.structs.replace(call, no_program=str(refused))
             slots = [i for i, ref in enumerate(operator.slots("output")) if ref.record in names]
