@@ -23,4 +23,12 @@ __all__ = [
     "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
     "label", "load_comparison", "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording",
     "recover", "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
+from whence.api.traces import trace
+from whence.api.weights import map_weights
+
+__all__ = [
+    "attach", "attach_labels", "capture", "compare", "compare_labels", "doctor", "doctor_command", "face", "fault_sites",
+    "first_difference", "free_output", "include", "label", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
+    "open_to_show", "planted", "record", "recording", "recover", "run_command", "run_labels", "scrub", "task", "tokens", "trace", "views",
+    "warmup",
 ]  # fmt: skip
