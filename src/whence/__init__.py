@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whence.api import capture as capture
     from whence.api import compare, compare_labels, doctor, label, load_comparison, new_id, open_run, record, recording, task
+    from whence.api import ladder as ladder
     from whence.api import locate as locate
     from whence.api import tokens as tokens
 
 __version__ = "0.1.0"
 __all__ = [
-    "capture", "compare", "compare_labels", "doctor", "label", "load_comparison", "locate", "new_id", "open_run", "record", "recording",
-    "task", "tokens",
+    "capture", "compare", "compare_labels", "doctor", "label", "ladder", "load_comparison", "locate", "new_id", "open_run", "record",
+    "recording", "task", "tokens",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from whence.api.faults import fault_sites, planted
 from whence.api.generated import first_difference, tokens
 from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
+from whence.api.laddering import ladder, ladder_command
 from whence.api.patching import locate
 from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
 from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
@@ -16,7 +17,7 @@ from whence.api.sided import compare_labels, run_labels
 
 __all__ = [
     "attach", "attach_labels", "capture", "compare", "compare_labels", "doctor", "doctor_command", "face", "fault_sites",
-    "first_difference", "free_output", "include", "label", "load_comparison", "load_policy", "locate", "new_id", "open_run",
-    "open_to_show", "planted", "record", "recording", "recover", "run_command", "run_labels", "scrub", "task", "tokens", "views",
-    "warmup",
+    "first_difference", "free_output", "include", "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "new_id",
+    "open_run", "open_to_show", "planted", "record", "recording", "recover", "run_command", "run_labels", "scrub", "task", "tokens",
+    "views", "warmup",
 ]  # fmt: skip

@@ -61,15 +61,16 @@ class Command:
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 
-    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+    def capture(self, path: Path, *, variant: str = "", environment: Mapping[str, str] | None = None, **options: Any) -> float:
+        """environment: variables of it beside ours."""
         from whence.api.runs import run_command
 
         told: list[str] = []
         began = time.monotonic()
         absolute = path.absolute()
         with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
-            environment = {**os.environ, **_ONE_THREAD} if variant else None
-            code = run_command(self.command, str(absolute), environment=environment, log=log, tell=told.append, **options)
+            given = {**os.environ, **(_ONE_THREAD if variant else {}), **(environment or {})}
+            code = run_command(self.command, str(absolute), environment=given, log=log, tell=told.append, **options)
             self._check(code, log, told[-1] if told else "")
         return time.monotonic() - began
 

@@ -20,6 +20,7 @@ SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits")
 POSITIONS = ("last", "all")
+RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
@@ -45,6 +46,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     them nothing does.
     level: "modules", or "logits": of every call of the model its tokens and logits alone. positions: "last" token of a row, or "all".
     logits_module: pattern of the module inside that makes them, "" to find them in what the model returns.
+    rung: the stage of torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
     """
 
     include: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     logits_module: str = ""
     positions: str = "last"
     force_tokens: str = ""
+    rung: str = ""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
@@ -93,6 +96,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         _one_of("keep", self.keep, KEEP)
         _one_of("level", self.level, LEVELS)
         _one_of("positions", self.positions, POSITIONS)
+        _one_of("rung", self.rung, ("", *RUNGS))
         self._check_level()
         if self.max_depth is not None and self.max_depth < 0:
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")

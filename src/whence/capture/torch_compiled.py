@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.fx.graph import _BoxedCodeGen
+from torch.fx.graph_module import GraphModule
 
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
@@ -21,6 +23,11 @@ _NAME = "set_eval_frame"
 def inside() -> bool:
     """Does this run as a part of something compiled, so that dynamo takes every frame that starts? Its callback is None where it is off."""
     return get_eval_frame_callback() not in (None, False)
+
+
+def is_compilers(module: Any) -> bool:
+    """Is this a graph that AOTAutograd made and runs as it is (`aot_eager`)? It is compiled code, no module of the program."""
+    return isinstance(module, GraphModule) and isinstance(module.graph._codegen, _BoxedCodeGen)
 
 
 class Trap:
