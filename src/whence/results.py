@@ -677,7 +677,7 @@ class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not compile or run: `why`).
     evidence: what it rests on. rel_l2: of the outputs of all root calls, against eager; None where not defined. previous_identical,
     previous_rel_l2: the same against the rung before that ran; None for the first. sentence: of what differs most, where something does.
-    backends: that the program named itself; graphs, breaks: that dynamo compiled, and where it broke off. seconds: of the run.
+    backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for which it broke off. seconds: of the run.
     run, comparison: folders, "" where they were not kept.
     """
 

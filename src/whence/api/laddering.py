@@ -93,6 +93,8 @@ class _Ladder:
         self.climber, self.place, self.kept, self.tell = climber, place, kept, tell
         self.runs: dict[str, Run] = {}
         self.again: list[Run] = []
+        self.repeats = True
+        self.rounding: bool | None = None  # known and in `again`; None: nobody asked yet
         self.notes: list[str] = []
 
     def result(self, bisect_pass: bool) -> Ladder:
@@ -104,11 +106,15 @@ class _Ladder:
             rungs.append(self._rung(name, rungs))
             if name == RUNGS[0] and rungs[-1].verdict not in _FINE:
                 rungs[-1:] = self._parted(rungs)
+            elif name == RUNGS[0] and not rungs[-1].graphs:
+                none = "compiled no graph" if rungs[-1].backends else "is never asked for anything"
+                sentence = f"the program never compiles (torch.compile {none}), so there is no stage to try"
+                return Ladder(self.climber.words, "undecided", sentence, (), tuple(rungs), self.repeats, None, tuple(self.notes))
         status, stages, sentence = self._judged(rungs)
         found = None
         if bisect_pass and status == "different":
             found = self._pass(rungs)
-        return Ladder(self.climber.words, status, sentence, stages, tuple(rungs), not self.again, found, tuple(self.notes))
+        return Ladder(self.climber.words, status, sentence, stages, tuple(rungs), self.repeats, found, tuple(self.notes))
 
     # ---- runs
 
@@ -128,11 +134,11 @@ class _Ladder:
         rung = msgspec.structs.replace(rung, verdict="noise", sentence=words, rel_l2=_apart(result, self.runs["eager"])[1])
         if result.inputs_differ or result.unmatched or any(v.verdict in ("param-diff", "structural") for v in result.verdicts):
             return rung, f"the eager program does not do the same twice: {words}; {asked}"
-        self.again = [again]
         try:
-            self._compared(again)
+            self._compared(again, again=[again])
         except UsageError as error:
             return rung, f"the eager program does not do the same twice: {error}; {asked}"
+        self.again, self.repeats = [again], False
         self.notes.append(f"eager does not repeat itself ({words}): what two eager runs differ by counts as noise")
         return rung, ""
 
@@ -147,6 +153,8 @@ class _Ladder:
         self.runs[name] = run
         made = Rung(name, "undecided", seconds=seconds, run=self._kept(name), **self._compiled(name, run))
         result = self._compared(run, f"cmp-{name}")
+        if _unproven(result) and self._know_rounding():
+            result = self._compared(run, f"cmp-{name}")
         previous = next((r.name for r in reversed(before) if r.name in self.runs), "")
         identical, apart = self._apart(previous, run) if previous != "eager" else _apart(result, self.runs["eager"])
         verdict, why = verdict_of(result)
@@ -155,6 +163,27 @@ class _Ladder:
             rel_l2=_apart(result, self.runs["eager"])[1], previous_identical=identical, previous_rel_l2=apart,
             comparison=self._kept(f"cmp-{name}"),
         )  # fmt: skip
+
+    def _know_rounding(self) -> bool:
+        """Run eager with every module's result rounded once more: a measure where nothing can be replayed. False where it is no use."""
+        from whence.api.runs import open_run
+
+        if self.rounding is None:
+            self.rounding = False
+            try:
+                self._capture("rounded", "eager-rounded")
+                rounded = open_run(str(self.place / "eager-rounded"))
+                self._compared(rounded, again=[*self.again, rounded])
+            except (CaptureError, UsageError) as error:
+                self.notes.append(f"how far rounding takes this program could not be measured: {_short(str(error))}")
+                return False
+            self.again.append(rounded)
+            self.rounding = True
+            self.notes.append(
+                "where nothing can be replayed, the noise is what an eager run differs by whose modules' results are rounded once more"
+            )
+            return True
+        return False
 
     def _compiled(self, name: str, run: Run) -> dict[str, Any]:
         found = self.climber.compiled(self.place / name, run)
@@ -180,14 +209,16 @@ class _Ladder:
             self.runs["eager"] = open_run(str(path))
         return seconds
 
-    def _compared(self, target: Run, name: str = "") -> Comparison:
-        """Against eager. name: of the folder that keeps it, "" for none."""
+    def _compared(self, target: Run, name: str = "", again: Sequence[Run] | None = None) -> Comparison:
+        """Against eager. name: of the folder that keeps it, "" for none. again: further eager runs, None for those that are known."""
         from whence.api.results import compare
 
         self.tell(f"comparing {Path(target.path).name}")
         output = self.place / name if self.kept and name else None
         # What lies inside compiled code has no partner; the question here is asked at its boundary.
-        return compare(self.runs["eager"], target, output=output, again=self.again, min_coverage=0.0)
+        return compare(
+            self.runs["eager"], target, output=output, force=True, again=self.again if again is None else again, min_coverage=0.0
+        )  # fmt: skip
 
     def _apart(self, reference: str, target: Run) -> tuple[bool, float | None]:
         from whence.api.results import compare
@@ -208,21 +239,19 @@ class _Ladder:
         if at > 0:
             fine = max(i for i, r in enumerate(rungs[:at]) if r.verdict in _FINE)
             named = tuple(stages[r.name] for r in rungs[fine + 1 : at + 1])
-            sentence = f"{rungs[fine].name} is {_said(rungs[fine])}, {rungs[at].name} is outside the noise: {rungs[at].sentence}"
+            before = f"{rungs[fine].name} is {_said(rungs[fine])}, " if fine else ""
+            sentence = f"{before}{rungs[at].name} is outside the noise: {rungs[at].sentence}"
             if len(named) > 1:
-                sentence += f"; {' and '.join(r.name for r in rungs[fine + 1 : at])} could not be judged"
+                sentence += "".join(f"; {r.name} {_said(r)}: {_short(r.why)}" for r in rungs[fine + 1 : at])
             if top.verdict in _FINE:
                 sentence += f"; the program as it is ({top.name}) is {_said(top)} all the same"
             return "different", named, sentence
-        if not any(r.graphs for r in rungs[1:]) and all(r.verdict in _FINE for r in rungs):
-            none = "it asks torch.compile for nothing" if not any(r.backends for r in rungs) else "torch.compile compiled no graph"
-            return "undecided", (), f"the program never compiles ({none}), so no stage was tried"
         bad = [r for r in rungs if r.verdict not in _FINE]
         if top.verdict in _FINE:
             equal = all(r.verdict == "bit-equal" for r in rungs)
-            rest = "".join(f"; {r.name} {_said(r)}" for r in bad)
+            rest = "".join(f"; {r.name} {_said(r)}: {_short(r.why)}" for r in bad)
             return "same", (), ("every rung is bit-equal to eager" if equal else "no rung is outside the noise") + rest
-        return "undecided", (), "; ".join(f"{r.name} {_said(r)}: {r.why}" for r in bad)
+        return "undecided", (), "; ".join(f"{r.name} {_said(r)}: {_short(r.why)}" for r in bad)
 
     def _pass(self, rungs: Sequence[Rung]) -> Pass:
         from whence.api.bisecting import bisect
@@ -263,6 +292,11 @@ def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
     return all(row.measured.identical for row in result.rows), max(known) if known and len(known) == len(sizes) else None
 
 
+def _unproven(result: Comparison) -> bool:
+    """Is something beyond the noise, as far as two dumps can tell?"""
+    return result.status != "same" and not result.inputs_differ and all(f.evidence != "replay" for f in result.findings)
+
+
 def _words(result: Comparison) -> str:
     """What differs most, in words."""
     if result.inputs_differ:
@@ -275,6 +309,14 @@ def _words(result: Comparison) -> str:
     return result.headline if worst is None else worst.sentence
 
 
+def _short(why: str) -> str:
+    """The exception of an output that ends with one, else the first line."""
+    from whence.api.subjects import RAISED
+
+    lines = [line.removeprefix("  | ") for line in why.splitlines()]
+    return next((line for line in lines if RAISED.match(line)), lines[0] if lines else "")
+
+
 def _said(rung: Rung) -> str:
-    words = {"bit-equal": "bit-equal to eager", "noise": "within the noise", "failed": "failed", "undecided": "is undecided"}
+    words = {"bit-equal": "bit-equal to eager", "noise": "within the noise", "failed": "does not compile or run"}
     return words.get(rung.verdict, rung.verdict)

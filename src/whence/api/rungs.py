@@ -135,12 +135,15 @@ class InProcess:
         """The model as this rung runs it: made or copied, and compiled unless it is."""
         import torch
 
-        from whence.capture.torch_rungs import Function
+        from whence.capture.torch_rungs import SHELL, Function
 
         if self._makes:
             made = self._model()
         else:
-            made = copy.deepcopy(getattr(self._model, "_orig_mod", self._model))
+            plain = getattr(self._model, "_orig_mod", getattr(self._model, "_torchdynamo_orig_callable", self._model))
+            made = copy.deepcopy(plain)
+        if hasattr(made, SHELL):
+            return getattr(made, SHELL)
         if not isinstance(made, torch.nn.Module):
             made = Function(made)
         if type(made).__name__ == "OptimizedModule" or made._compiled_call_impl is not None:

@@ -20,7 +20,7 @@ SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits")
 POSITIONS = ("last", "all")
-RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor")
+RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")

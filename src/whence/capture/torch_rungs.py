@@ -5,6 +5,7 @@ Nothing of the program is edited: `torch.compile` itself is wrapped while a capt
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +16,25 @@ import torch
 from whence.capture.session import Session
 from whence.records import Run
 
+SHELL = "_whence_shell"
+"""Attribute of a function that was compiled on a rung: the module that stands for it."""
+
 NOTE = "compiled"
 """Kind of the note in which a run says what it compiled."""
 
+ROUNDED = "rounded"
+"""Eager too, and what every module returns is rounded once more, up or down by chance: how far rounding alone takes this program."""
+
 # The rung of `options.RUNGS` -> the backend of that name in torch. "eager" compiles nothing, "inductor" is what the program asks for.
 _BACKENDS = {"dynamo": "eager", "aot_eager": "aot_eager", "aot_eager_decomp_partition": "aot_eager_decomp_partition"}
+_UNCOMPILED = ("eager", ROUNDED)
 
 
 class Compiled(msgspec.Struct, frozen=True):
     """What a program compiled.
 
-    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks: as dynamo counts them.
+    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks: graphs that dynamo made,
+    and reasons for which it broke off.
     """
 
     rung: str
@@ -48,6 +57,7 @@ class Rung:
         self._backends: dict[str, None] = {}
         self._original: Any = None
         self._of_modules: Any = None
+        self._hook: Any = None
         self._random: bool | None = None
         self._before = (0, 0)
 
@@ -63,11 +73,13 @@ class Rung:
             return rung._compile(original, model, given)
 
         def of_modules(module: Any, **given: Any) -> None:
-            if rung._name == "eager":
+            if rung._name in _UNCOMPILED:
                 rung._met(given)
             else:
                 rung._of_modules(module, **given)
 
+        if self._name == ROUNDED:
+            self._hook = torch.nn.modules.module.register_module_forward_hook(_Rounding())
         compile.__wrapped__ = original  # type: ignore[attr-defined]
         torch.compile = compile
         torch.nn.Module.compile = of_modules
@@ -75,6 +87,8 @@ class Rung:
     def remove(self) -> Compiled:
         """Put torch back, and say what was compiled until now. Once only."""
         torch.compile, torch.nn.Module.compile = self._original, self._of_modules
+        if self._hook is not None:
+            self._hook.remove()
         if self._random is not None:
             torch._inductor.config.fallback_random = self._random
         graphs, breaks = (max(now - then, 0) for now, then in zip(_counted(), self._before, strict=True))
@@ -82,13 +96,13 @@ class Rung:
 
     def _compile(self, original: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
         self._met(given)
-        if self._name == "eager":
-            return model
+        if self._name in _UNCOMPILED:
+            return _seen(model, model)
         self._draw_as_eager()
         if self._name in _BACKENDS:
             options = {k: v for k, v in (given.get("options") or {}).items() if k == "guard_filter_fn"}
             given = {**given, "backend": _BACKENDS[self._name], "mode": None, "options": options or None}
-        return original(model, **given)
+        return _seen(original(model, **given), model)
 
     def _met(self, given: dict[str, Any]) -> None:
         if given.get("disable"):
@@ -105,6 +119,27 @@ class Rung:
             inductor.fallback_random = True
 
 
+class _Rounding:
+    """A forward hook: floating results times 1 + u * xi, xi uniform in -1..1, u the unit roundoff. Draws nothing of the program's."""
+
+    def __init__(self) -> None:
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, module: Any, args: Any, out: Any) -> Any:
+        return self._rounded(out)
+
+    def _rounded(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and value.is_floating_point() and value.dtype.itemsize > 1:
+            wide = torch.float64 if value.dtype in (torch.float64, torch.float32) else torch.float32
+            if value.device not in self._generators:
+                self._generators[value.device] = torch.Generator(value.device).manual_seed(0)
+            xi = torch.rand(value.shape, dtype=wide, device=value.device, generator=self._generators[value.device])
+            return (value.to(wide) * (1 + (2 * xi - 1) * torch.finfo(value.dtype).eps / 2)).to(value.dtype)
+        if type(value) in (tuple, list):
+            return type(value)(self._rounded(v) for v in value)
+        return {k: self._rounded(v) for k, v in value.items()} if type(value) is dict else value
+
+
 class Function(torch.nn.Module):  # type: ignore[misc]
     """A plain function as a module, so that what it is given and returns is captured."""
 
@@ -115,6 +150,22 @@ class Function(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The function's own result."""
         return self._function(*args, **kwargs)
+
+
+def _seen(compiled: Any, model: Any) -> Any:
+    """A compiled plain function, such that its calls are those of a module; anything of a module is seen without."""
+    if isinstance(model, (torch.nn.Module, type)) or isinstance(getattr(model, "__self__", None), torch.nn.Module):
+        return compiled
+    shell = type(getattr(model, "__name__", type(model).__name__), (Function,), {})(compiled)
+
+    @functools.wraps(compiled)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, torch.nn.Module) for value in args):  # a method of a module: that one's call is seen
+            return compiled(*args, **kwargs)
+        return shell(*args, **kwargs)
+
+    setattr(called, SHELL, shell)
+    return called
 
 
 def note(session: Session, found: Compiled) -> None:
@@ -129,8 +180,8 @@ def of_run(run: Run) -> list[Compiled]:
 
 
 def _counted() -> tuple[int, int]:
-    """(graphs, graph breaks) that dynamo has counted in this process so far."""
+    """(graphs, reasons for breaks) that dynamo has counted in this process so far. It counts a break once for each time it tries."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is None:
         return 0, 0
-    return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
+    return int(counters["stats"]["unique_graphs"]), len(counters["graph_break"])
