@@ -268,8 +268,8 @@ class _Ladder:
                 shutil.rmtree(path, ignore_errors=True)
             return None if verdict == "undecided" else verdict in _FINE
 
-        # Its backend "eager" is our rung dynamo, which is bit-equal whenever the rung behind it is.
-        known = {r.name: r.verdict in _FINE for r in rungs[1:]}
+        # Its backend "eager" is our rung dynamo, which is fine whenever the rung behind it is. What could not be judged is passed over.
+        known = {r.name: r.verdict != "outside" for r in rungs[1:]}
         known["eager"] = known.pop("dynamo", known["aot_eager"])
         return bisect(good, known, self.climber.bisecting(self.runs["eager"]), self.tell)
 
