@@ -52,7 +52,7 @@ SCRIPT = """
 
 def whence(place, *words):
     line = [sys.executable, "-m", "whence", "ladder", *map(str, words)]
-    return subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=1800, check=False)
 
 
 @pytest.fixture(scope="module")
