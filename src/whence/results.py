@@ -809,3 +809,62 @@ class Reproduction(msgspec.Struct, frozen=True):
     seen: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
+
+    verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not compile or run: `why`).
+    evidence: what it rests on. rel_l2: of the outputs of all root calls, against eager; None where not defined. previous_identical,
+    previous_rel_l2: the same against the rung before that ran; None for the first. sentence: of what differs most, where something does.
+    backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for which it broke off. seconds: of the run.
+    run, comparison: folders, "" where they were not kept.
+    """
+
+    name: str
+    verdict: str
+    evidence: str = ""
+    rel_l2: float | None = None
+    previous_identical: bool | None = None
+    previous_rel_l2: float | None = None
+    sentence: str = ""
+    why: str = ""
+    backends: tuple[str, ...] = ()
+    graphs: int = 0
+    breaks: int = 0
+    seconds: float = 0.0
+    run: str = ""
+    comparison: str = ""
+
+
+class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What torch's compiler bisector named: the backend, a subsystem of it, its number in there and what that is ("" for none).
+
+    runs: of the program. broken: runs that failed or could not be decided, which count as bad. why: it named nothing, and why.
+    """
+
+    backend: str
+    subsystem: str = ""
+    number: int | None = None
+    info: str = ""
+    runs: int = 0
+    broken: int = 0
+    why: str = ""
+
+
+class Ladder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rungs of one program, and the stage of compilation that makes the difference.
+
+    status: "same" (none is outside the noise), "different" (a stage is named) or "undecided". stage: "dynamo", "aot_autograd",
+    "decomposition", "inductor", or another backend's name; several in order where a rung between could not be judged.
+    sentence: why. repeats: two eager runs were bit-equal.
+    """
+
+    subject: str
+    status: str
+    sentence: str
+    stages: tuple[str, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    repeats: bool = True
+    compiler_pass: Pass | None = None
+    notes: tuple[str, ...] = ()

@@ -64,6 +64,10 @@ def capture(
         )
     folder = os.fspath(path)
     session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
+    if chosen.rung:
+        raise UsageError(
+            "rung: a model given to capture is compiled already; whence.ladder climbs in code, `whence run --rung` runs a program"
+        )
     check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
@@ -147,10 +151,18 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         return listener
 
     current = start()
+    rung = None
+    if options.rung:
+        from whence.capture import torch_rungs
+
+        rung = torch_rungs.Rung(options.rung)
+        rung.install()
 
     def finish() -> None:
         labelling.inherited(None)
         current.remove()
+        if rung is not None:
+            torch_rungs.note(current.session, rung.remove())
         current.session.close()
 
     def renew() -> None:

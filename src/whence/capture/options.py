@@ -21,6 +21,7 @@ KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits", "op", "graph")
 GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
+RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
@@ -52,6 +53,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     graph_mode: with level "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node by node instead
     of inductor's code. graph_buffers: keep buffers too that no node of the graph names. graph_anyway: mode "deep" even where it changes
     the result.
+    rung: the stage of torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
     """
 
     include: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     graph_mode: str = "exact"
     graph_buffers: bool = False
     graph_anyway: bool = False
+    rung: str = ""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
@@ -106,6 +109,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         _one_of("level", self.level, LEVELS)
         _one_of("positions", self.positions, POSITIONS)
         _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        _one_of("rung", self.rung, ("", *RUNGS))
         self._check_level()
         if self.max_depth is not None and self.max_depth < 0:
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")

@@ -21,7 +21,7 @@ import whence
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
-ORDER = ("run", "compare", "tokens", "locate", "repro", "show", "report", "doctor", "demo")
+ORDER = ("run", "compare", "tokens", "locate", "repro", "ladder", "show", "report", "doctor", "demo")
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141

@@ -73,6 +73,10 @@ import click
     help="With --level logits: of the last token of each row, or of all."
 )  # fmt: skip
 @click.option("--force-tokens", metavar="REF", default="", help="Go on with the tokens of this run, not with the program's own.")
+@click.option(
+    "--rung", type=click.Choice(["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"]),
+    help="Compile only so far: torch.compile gets another backend (`whence ladder` runs all)."
+)  # fmt: skip
 @click.option("--compare", is_flag=True, help="Take labels only, and compare their two sides when CMD has ended; -o is the comparison.")
 @click.option("--library", metavar="NAME|FILE", default="", help="Have this library save its tensors: acltransformer, atb, or a profile.")
 @click.option("--library-runner", metavar="NAMES", default="", help="Only of these operations of the library.  [default: all]")
