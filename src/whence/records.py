@@ -161,7 +161,8 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
-    """One execution of a module (kind "module"), operator ("operator") or label ("label"), or operators outside any module ("region").
+    """One execution of a module (kind "module"), operator ("operator"), label ("label") or compiled graph ("graph"), or operators outside
+    any module ("region").
 
     id: its position in `Run.calls`, the order in which calls ended; `order` is the order in which they began. A capture gives
     ids as calls begin (so that `parent` is known) and writes them as they end; a reader renumbers to positions, and a parent
@@ -244,6 +245,7 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its k-th child was given (from 0),
     inputs "k:output.x" and "k:mutated.x" what that child left. calls: (child, how many operations run before it). same: (slot,
     slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
+    names: of a compiled graph, the name of the node that each operation was ("addmm_3").
     """
 
     id: str
@@ -262,6 +264,7 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     notes: tuple[str, ...] = ()
     calls: tuple[tuple[int, int], ...] = ()
     same: tuple[tuple[str, str], ...] = ()
+    names: tuple[str, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
 
 

@@ -425,6 +425,90 @@ class ViewRow(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
+class Occurrence(msgspec.Struct, frozen=True):
+    """One execution of an operator. number: which of its executions, from 1. call: of the reference. rel_l2: of its worst output."""
+
+    number: int
+    call: int
+    name: str
+    op_type: str
+    step: int
+    verdict: str
+    rel_l2: float
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The executions of one operator, by "type" or by "name", in order over all steps.
+
+    count: of the reference; compared: those that could be. equal: how many of these before the first that differs; differing: how
+    many differ in any bit. first_difference: the first of these; first_significant: the first that rounding does not explain.
+    """
+
+    by: str
+    name: str
+    count: int
+    compared: int
+    equal: int
+    differing: int
+    first_difference: Occurrence | None
+    first_significant: Occurrence | None
+
+
+class Occurrences(msgspec.Struct, frozen=True):
+    """When operators first differ. first_difference, first_significant: of the whole run; None where there is none."""
+
+    first_difference: Occurrence | None
+    first_significant: Occurrence | None
+    rows: tuple[Counted, ...]
+
+
+class TracedInput(msgspec.Struct, frozen=True):
+    """Something an operator read. name: of who wrote it last, or of the parameter or input of the model; call: that, -1 for none.
+
+    state: "equal", "within noise", "differs", "not compared", of a label "equal as far as shown".
+    """
+
+    slot: str
+    name: str
+    state: str
+    rel_l2: float | None
+    call: int
+
+
+class TracedStep(msgspec.Struct, frozen=True):
+    """One operator on the way back. verdict: "not compared" where nobody saw what it made. rel_l2: of its worst output."""
+
+    call: int
+    name: str
+    op_type: str
+    occurrence: int
+    step: int
+    verdict: str
+    rel_l2: float | None
+    inputs: tuple[TracedInput, ...]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a difference comes from. steps: from the tensor asked for to the operator it ends at, `call` of the reference.
+
+    among: operators before it whose output was not compared, any of which may be the one. attributes: of the operator;
+    target_attributes: those that are others in the target. labels: what its kernel logged. missing: what it read and was not
+    captured, with what to do. outcome: "target wrong", "reference wrong", "both within bound: ..", "inputs insufficient: ..", "equal".
+    sentence: of its verdict.
+    """
+
+    steps: tuple[TracedStep, ...]
+    call: int
+    among: tuple[str, ...] = ()
+    attributes: dict[str, Any] = {}
+    target_attributes: dict[str, Any] = {}
+    labels: tuple[TracedInput, ...] = ()
+    missing: tuple[str, ...] = ()
+    outcome: str = ""
+    sentence: str = ""
+    source: str = ""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -436,6 +520,9 @@ class Comparison(msgspec.Struct, frozen=True):
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
     views: the rows of each view that was asked for. asked: arguments of `compare` that decide who faces whom and what may be run, where
     they are not the defaults and can be written down.
+    programs: what the programs of both runs differ in, in lines; () when they are
+    not known. occurrences: when operators first differ; None where it was not asked for and the runs are of modules.
+    origin: of runs of operators, where the first significant tensor comes from. program_files: programs that were given.
     """
 
     status: str
@@ -465,6 +552,35 @@ class Comparison(msgspec.Struct, frozen=True):
     generation: Generation | None = None
     views: dict[str, tuple[ViewRow, ...]] = {}
     asked: dict[str, Any] = {}
+    programs: tuple[str, ...] = ()
+    occurrences: Occurrences | None = None
+    origin: Origin | None = None
+    program_files: tuple[str, ...] = ()
+
+
+class FacedWeight(msgspec.Struct, frozen=True):
+    """A parameter of a call of the reference and the one that faces it. dims: how that is brought to its axes, "" when it is there already.
+
+    state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative 2-norm, or "not compared".
+    """
+
+    reference: str
+    name: str
+    target: str
+    target_name: str
+    dims: str
+    shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    state: str
+    rel_l2: float | None
+
+
+class WeightMap(msgspec.Struct, frozen=True):
+    """The parameters of two runs face to face, and those without a partner."""
+
+    pairs: tuple[FacedWeight, ...]
+    only_reference: tuple[str, ...]
+    only_target: tuple[str, ...]
 
 
 class OutputError(msgspec.Struct, frozen=True):
@@ -693,3 +809,62 @@ class Reproduction(msgspec.Struct, frozen=True):
     seen: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
+
+    verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not compile or run: `why`).
+    evidence: what it rests on. rel_l2: of the outputs of all root calls, against eager; None where not defined. previous_identical,
+    previous_rel_l2: the same against the rung before that ran; None for the first. sentence: of what differs most, where something does.
+    backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for which it broke off. seconds: of the run.
+    run, comparison: folders, "" where they were not kept.
+    """
+
+    name: str
+    verdict: str
+    evidence: str = ""
+    rel_l2: float | None = None
+    previous_identical: bool | None = None
+    previous_rel_l2: float | None = None
+    sentence: str = ""
+    why: str = ""
+    backends: tuple[str, ...] = ()
+    graphs: int = 0
+    breaks: int = 0
+    seconds: float = 0.0
+    run: str = ""
+    comparison: str = ""
+
+
+class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What torch's compiler bisector named: the backend, a subsystem of it, its number in there and what that is ("" for none).
+
+    runs: of the program. broken: runs that failed or could not be decided, which count as bad. why: it named nothing, and why.
+    """
+
+    backend: str
+    subsystem: str = ""
+    number: int | None = None
+    info: str = ""
+    runs: int = 0
+    broken: int = 0
+    why: str = ""
+
+
+class Ladder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rungs of one program, and the stage of compilation that makes the difference.
+
+    status: "same" (none is outside the noise), "different" (a stage is named) or "undecided". stage: "dynamo", "aot_autograd",
+    "decomposition", "inductor", or another backend's name; several in order where a rung between could not be judged.
+    sentence: why. repeats: two eager runs were bit-equal.
+    """
+
+    subject: str
+    status: str
+    sentence: str
+    stages: tuple[str, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    repeats: bool = True
+    compiler_pass: Pass | None = None
+    notes: tuple[str, ...] = ()

@@ -38,3 +38,11 @@ def test_of_two_kinds_of_operators_tensors_face_those_with_their_figures():
     found = faced(("operator", "matmul", [RNG.standard_normal((4, 4)).astype(np.float32), V], Y), ("operator", "sdpa", [Q, K, noisy], Y))
     assert ("input.1", "input.2") in found[0]
     assert faced(("operator", "sdpa", [Q, V], Y), ("operator", "sdpa", [Q, K, noisy], Y))[0] >= {("input.1", "input.1")}
+
+
+def test_a_fused_operator_is_not_held_against_what_the_last_of_those_in_it_read():
+    """Both write `it`: one reads what the first of the fused ones read, the other what the last did, of one shape and size."""
+    other = RNG.permutation(Q.reshape(-1)).reshape(Q.shape) * np.float32(1.02)
+    found, mine, theirs = faced(("operator", "fc", [Q, K], Y), ("operator", "scale", [other], Y))
+    assert found == {("output.0", "output.0")}
+    assert sorted(mine) == ["input.0", "input.1"] and theirs == ["input.0"]

@@ -18,6 +18,8 @@ _WATCHED = (
     "matmul_precision",
     "default_dtype",
     "inference_mode",
+    "onednn",
+    "ir_optim",
     "deterministic",
 )
 

@@ -7,8 +7,10 @@ from whence.api.capturing import attach, begin_dump, capture, end_dump
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
 from whence.api.generated import first_difference, tokens
+from whence.api.graphs import compile  # noqa: A004
 from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
+from whence.api.laddering import ladder, ladder_command
 from whence.api.operators import chosen_operators, signatures
 from whence.api.patching import locate
 from whence.api.reproducing import repro
@@ -16,10 +18,13 @@ from whence.api.results import compare, face, free_output, load_comparison, load
 from whence.api.runs import open_run, open_to_show, recover, run_command, scrub, warmup
 from whence.api.sided import compare_labels, run_labels
 from whence.api.testing import diff_results, generate_tests
+from whence.api.traces import trace
+from whence.api.weights import map_weights
 
 __all__ = [
-    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "diff_results", "doctor",
-    "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include", "label",
-    "load_comparison", "load_policy", "locate", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover",
-    "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "views", "warmup",
+    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "compile", "diff_results",
+    "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
+    "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
+    "open_to_show", "planted", "record", "recording", "recover", "repro", "run_command", "run_labels", "scrub", "signatures", "task",
+    "tokens", "trace", "views", "warmup",
 ]  # fmt: skip

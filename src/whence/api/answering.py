@@ -11,6 +11,7 @@ import numpy as np
 
 from whence import __version__, align
 from whence.api.faces import Faces
+from whence.api.graphs import observer_effects
 from whence.api.judging import Judging
 from whence.api.third import Third
 from whence.api.unread import unread
@@ -265,6 +266,7 @@ class Answer:
                 out.append(f"{side}: {run.ended}")
             out += [f"{side}: {sentence}" for sentence in align.changed(run)]
             out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+            out += [f"{side}: {sentence}" for sentence in observer_effects(run)]
             hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
             out += [f"{side}: {h}" for h in sorted(hidden)]
         return out

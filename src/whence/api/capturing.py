@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from whence.records import External, RunInfo
 
 _SHARE_OF_FREE_SPACE = 4
+TORCH, PADDLE = "torch", "paddle"
 
 
 @contextmanager
@@ -31,6 +32,8 @@ def capture(
     model: Any, path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, **options: Any
 ) -> Iterator[Session]:
     """Capture every call of `model` (a torch module) and of the modules below it while the block runs, into the run `path`.
+
+    `model` may be a Paddle layer or predictor too (docs/paddle.md).
 
         with whence.capture(model, "runs/ref"):
             model(x)
@@ -45,24 +48,32 @@ def capture(
     a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
     """
     from whence import store
-    from whence.api import labelling
+    from whence.api import labelling, paddle_capturing
     from whence.capture import launch
     from whence.capture.options import make
     from whence.errors import CaptureError
 
     chosen = make(**options)
-    if not hasattr(model, "named_modules"):
+    paddle = paddle_capturing.is_paddle(model)
+    if paddle:
+        paddle_capturing.check(chosen)
+    elif not hasattr(model, "named_modules"):
         raise CaptureError(
-            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module; a whole program is captured by `whence run`"
+            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a paddle.nn.Layer or a Paddle predictor; "
+            "a whole program is captured by `whence run`"
         )
     folder = os.fspath(path)
     session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
+    if chosen.rung:
+        raise UsageError(
+            "rung: a model given to capture is compiled already; whence.ladder climbs in code, `whence run --rung` runs a program"
+        )
     check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
-    launch.apply_determinism(chosen)
+    launch.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
     listener = labelled = None
     try:
-        listener = _listener(session, model)
+        listener = paddle_capturing.listener(session, model, folder) if paddle else _listener(session, model, folder)
         listener.install()
         labelled = labelling.taking(session, folder)
         yield session
@@ -103,7 +114,7 @@ def begin_dump(
     session = _session(folder, chosen, on_record)
     store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
-    listener = _listener(session, None)
+    listener = _listener(session, None, folder)
     listener.install()
     _dumping.append((folder, chosen, session, listener))
 
@@ -127,22 +138,31 @@ def end_dump(clear_context: bool = True) -> None:
 atexit.register(end_dump)
 
 
-def attach(options: CaptureOptions, run_path: str) -> None:
-    """Listen to every torch module of this process until it ends. Called in the child by `whence run`, after torch was imported."""
-    from whence.api import labelling
+def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
+    """Listen to every model of a framework in this process until it ends. Called in the child by `whence run`, after its import."""
+    from whence.api import labelling, paddle_capturing
 
-    def start() -> Listener:
+    def start() -> Listener | paddle_capturing.Both:
         session = _session(run_path, options, None)
-        listener = _listener(session, None, lasting=True)
+        paddle = framework == PADDLE
+        listener = paddle_capturing.listener(session, None, run_path) if paddle else _listener(session, None, run_path, lasting=True)
         listener.install()
         labelling.inherited(session)
         return listener
 
     current = start()
+    rung = None
+    if options.rung:
+        from whence.capture import torch_rungs
+
+        rung = torch_rungs.Rung(options.rung)
+        rung.install()
 
     def finish() -> None:
         labelling.inherited(None)
         current.remove()
+        if rung is not None:
+            torch_rungs.note(current.session, rung.remove())
         current.session.close()
 
     def renew() -> None:
@@ -174,12 +194,16 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         to_force(options.force_tokens)
 
 
-def _listener(session: Session, model: Any, *, lasting: bool = False) -> Listener:
+def _listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
     from whence.capture.torch_logits import LogitsListener
     from whence.capture.torch_modules import Listener
     from whence.capture.torch_operators import OperatorListener
 
     how: dict[str, Any] = {"find_external": _Externals(model, session), "changes": _changes(session)}
+    if session.options.level == "graph":
+        from whence.capture.torch_graph import GraphListener
+
+        return GraphListener(session, model, folder=folder, program=True, **how)
     if session.options.level == "op":
         return OperatorListener(session, model, lasting=lasting, **how)
     return (LogitsListener if session.options.level == "logits" else Listener)(session, model, **how)
@@ -222,7 +246,7 @@ def _rank() -> int:
     found = torch_ranks.facts().get("rank")
     if found is not None:
         return int(found)
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"):
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "PADDLE_TRAINER_ID", "LOCAL_RANK"):
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)

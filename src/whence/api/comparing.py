@@ -22,10 +22,12 @@ from whence.api.forms import formed
 from whence.api.judging import Judging
 from whence.api.labelled import plain as labelled_plain
 from whence.api.modelling import Models
+from whence.api.occurrences import counted, of_operators
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
 from whence.api.tapped import inside
 from whence.api.third import Third
+from whence.api.tracing import Tracer, flow_of
 from whence.api.viewing import viewed
 from whence.api.wholes import put_together
 from whence.judge.policy import Policy
@@ -45,6 +47,7 @@ class CompareOptions:
     "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
     progress: called with (done, of, what).
     model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
+    occurrences: count the executions of each operator, also where calls are modules.
     stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
     """
 
@@ -64,6 +67,7 @@ class CompareOptions:
     model: Models | None = None
     views: tuple[str, ...] = ()
     stated: bool = False
+    occurrences: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
@@ -151,6 +155,12 @@ def compare_runs(
         environment=tuple(align.differences(left, right)), timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
     )  # fmt: skip
+    if options.occurrences or of_operators(faces):
+        tracer = Tracer(flow_of(faces.reference, right, plan, result.rows, every))
+        start = tracer.first() if of_operators(faces) and tracer.significant else None
+        result = msgspec.structs.replace(
+            result, occurrences=counted(faces, per_call, tracer.significant), origin=tracer.origin(start) if start is not None else None
+        )
     with _Timer(timing, "tokens"):
         made = generation.generated(own, other, result, faces.calls)
     return msgspec.structs.replace(result, generation=made) if made is not None else result

@@ -52,8 +52,7 @@ def doctor(
         raise UsageError(
             f"whence.doctor takes a torch.nn.Module, not a {type(model).__name__}; a command is checked by `whence doctor -- CMD`"
         )
-    use = inputs if callable(inputs) and not _is_tensor(inputs) else _caller(inputs, dtype)
-    return _check(Program(model, use, dtype=dtype), faults, seed, {}, keep, tell)
+    return _check(Program(model, caller(inputs, dtype), dtype=dtype), faults, seed, {}, keep, tell)
 
 
 def doctor_command(
@@ -253,7 +252,11 @@ class _Doctor:
 # ---- inputs of a model
 
 
-def _caller(inputs: Any, dtype: Any) -> Callable[[Any], Any]:
+def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
+    """The function that runs a model on `inputs`, as `doctor` takes them, each time on a copy of them."""
+    if callable(inputs) and not _is_tensor(inputs):
+        return inputs  # type: ignore[no-any-return]
+
     def use(model: Any) -> Any:
         import torch
 

@@ -235,8 +235,8 @@ def inherited(session: Session | None) -> None:
             _inherited.use(session)
 
 
-def attach_labels(options: CaptureOptions, run_path: str) -> None:
-    """Called in the child of `whence run --compare` after torch was imported: only labels are taken, no module is listened to."""
+def attach_labels(options: CaptureOptions, run_path: str, framework: str) -> None:
+    """Called in the child of `whence run --compare` after a framework was imported: only labels are taken, nothing is listened to."""
     _compile()
 
 

@@ -41,6 +41,7 @@ def compare(
     sample: str = "auto",
     budget: float | None = None,
     view: str | Sequence[str] = (),
+    occurrences: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
@@ -62,6 +63,7 @@ def compare(
     sample: "auto" replays the first, middle and last of more than 16 steps and what stands out in the others, "all" every call.
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     view: names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the folder.
+    occurrences: count the executions of each operator (`Comparison.occurrences`), also of runs of modules; those of operators have it.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
@@ -100,19 +102,18 @@ def compare(
         opened(target, "<target arrays>"),
         opened(third) if third is not None else None,
     )
-    given = statics.programs(program, opened)
-    if given:
-        left, right = statics.attached(left, given[0]), statics.attached(right, given[-1])
+    left, right, given = statics.laid(left, right, statics.programs(program, opened))
     left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
         replay=replay, strict=strict, min_coverage=min_coverage, tier=tier, allow=allow, policy=declared, match=match,
         chart=load_map(mapping) if mapping is not None else None, sample=sample,
         budget=budget, model=modelling.read(model) if model is not None else None, views=shown, progress=progress,
+        occurrences=occurrences,
     )  # fmt: skip
     if statics.is_program(left) or statics.is_program(right):
         result = statics.compare(left, right)
     else:
-        result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given)
+        result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given, left, right)
     if folder is not None:
         asked = {"mapping": mapping, "match": match if match != "auto" else None, "allow": list(allow), "policy": policy, "model": model}
         given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}

@@ -13,6 +13,7 @@ from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
 from whence.records import Call, Program, Run, children
+from whence.replay.paddle_operators import TRANSLATED
 
 if TYPE_CHECKING:
     from whence.api.modelling import Models
@@ -259,7 +260,7 @@ class Side:
 
             with without_onednn():
                 why = check(loaded, arrays, arrays, outputs, strides) and why
-        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _rounds_otherwise(call)
+        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _rounds_otherwise(call, program)
         if why and elsewhere and self._score(call, loaded, slots) <= 1:
             loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
             return ""
@@ -291,8 +292,10 @@ class Side:
         return max((n for n in counts if isinstance(n, int)), default=1)
 
 
-def _rounds_otherwise(call: Call) -> str:
-    """Words when what ran rounds otherwise than its program in one piece: compiled code, which fuses, and several calls; else ""."""
+def _rounds_otherwise(call: Call, program: Program) -> str:
+    """Words when what ran rounds otherwise than its program in one piece: compiled code, which fuses, several calls, other kernels."""
+    if TRANSLATED in program.notes:
+        return TRANSLATED
     if align.is_gathered(call):
         return "joined from several calls"
     return "recorded from compiled code" if call.no_program.startswith(("compiled", "runs compiled", "scripted")) else ""

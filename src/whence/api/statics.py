@@ -5,58 +5,26 @@ A program is a run of calls without values (`readers/paddle_program.py`): operat
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from whence import __version__
+from whence import __version__, align
+from whence.api.paddle_calls import with_programs
+from whence.api.static_diff import Difference, blocks, face, operators, weights_beside, weights_seen
 from whence.errors import UsageError
-from whence.readers import GATHERED, UNTOLD, Opened
+from whence.readers import UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
 PROGRAM = "program"
 _MOST = 200  # differences that become findings
-_WORK = 40_000_000  # pairs of operators that are held against each other
 _LEAST = 0.5  # of a log's tensors that a program must write to be its program
-_LONGEST = 60  # characters of an attribute
-
-
-class Difference(NamedTuple):
-    """Something two programs do not share. name: of the operator, in the reference where it has it. call: there, -1 where it has none.
-
-    attributes: how many of its attributes differ; 0 when it is something else. words: a clause.
-    """
-
-    name: str
-    op_type: str
-    call: int
-    attributes: int
-    words: str
-
-
-class Faced(NamedTuple):
-    """Two programs operator by operator: pairs of calls, and what they differ in, in the reference's order."""
-
-    pairs: tuple[tuple[int, int], ...]
-    differences: tuple[Difference, ...]
-    compared: int
-
-    @property
-    def sentence(self) -> str:
-        """What is to be said of both, a clause."""
-        found = self.differences
-        if not found:
-            return f"the programs are equal: {len(self.pairs)} operators with {self.compared} attributes"
-        first = f"{found[0].words} ({found[0].name})" if not found[0].attributes else f"{found[0].words}"
-        attributes = sum(d.attributes for d in found)
-        if attributes == 1 and len(found) == 1:
-            return f"exactly one attribute differs: {first}"
-        return f"the programs differ at {len(found)} operator{'s' if len(found) > 1 else ''}; the first: {first}"
 
 
 def is_program(run: Run) -> bool:
@@ -64,127 +32,10 @@ def is_program(run: Run) -> bool:
     return run.info.kind.endswith(PROGRAM)
 
 
-# ---- two programs
-
-
-def face(reference: Run, target: Run) -> Faced:
-    """Hold two programs against each other. Operators face each other in order by type and rank; names and numbers may differ."""
-    ours, theirs = _operators(reference), _operators(target)
-    blocks = _blocks([_token(reference, c) for c in ours], [_token(target, c) for c in theirs], [c.scope for c in ours],
-                     [c.scope for c in theirs])  # fmt: skip
-    pairs: list[tuple[Call, Call]] = []
-    alone: list[tuple[Call, str]] = []
-    for a0, a1, b0, b1, equal in blocks:
-        if equal or a1 - a0 == b1 - b0:
-            pairs += zip(ours[a0:a1], theirs[b0:b1], strict=True)
-            continue
-        mine, others = ours[a0:a1], theirs[b0:b1]
-        alone += [(c, "reference") for c in mine] + [(c, "target") for c in others]
-    across = _across(reference, target, pairs)
-    found: list[tuple[int, Difference]] = []
-    compared = 0
-    for a, b in pairs:
-        compared += len(a.arguments)
-        words, count = _differs(reference, target, a, b, across)
-        if words:
-            found.append((a.order, Difference(a.scope, a.op_type, a.id, count, words)))
-    where = {b.id: a.order for a, b in pairs}
-    for call, side in alone:
-        order = call.order if side == "reference" else _before(theirs, call, where)
-        words = f"only the {side} runs {call.op_type}"
-        found.append((order, Difference(call.scope, call.op_type, call.id if side == "reference" else -1, 0, words)))
-    found.sort(key=lambda item: item[0])
-    return Faced(tuple((a.id, b.id) for a, b in pairs), tuple(d for _, d in found), compared)
-
-
-def _operators(run: Run) -> list[Call]:
-    return sorted((c for c in run.calls if GATHERED not in c.notes), key=lambda c: c.order)
-
-
-def _token(run: Run, call: Call) -> tuple[str, int]:
-    outputs = call.slots("output")
-    return call.op_type, len(run.records[outputs[0].record].shape) if outputs else -1
-
-
-def _blocks(
-    ours: Sequence[Any], theirs: Sequence[Any], names: Sequence[str], others: Sequence[str]
-) -> list[tuple[int, int, int, int, bool]]:  # fmt: skip
-    """(from, to, from, to, equal) of runs of operators that face each other and of what lies between."""
-    start, least = 0, min(len(ours), len(theirs))
-    while start < least and ours[start] == theirs[start]:
-        start += 1
-    end = 0
-    while end < least - start and ours[-1 - end] == theirs[-1 - end]:
-        end += 1
-    a, b = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
-    out = [(0, start, 0, start, True)]
-    if len(a) * len(b) > _WORK:
-        raise UsageError(f"the programs share {start + end} operators at their ends and then {len(a)} face {len(b)}; that is not compared")
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    out += [
-        (start + i0, start + i1, start + j0, start + j1, tag == "equal") for tag, i0, i1, j0, j1 in matcher.get_opcodes()
-    ]  # fmt: skip
-    return [*out, (len(ours) - end, len(ours), len(theirs) - end, len(theirs), True)]
-
-
-def _across(reference: Run, target: Run, pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
-    """Records of the reference -> records of the target that face them as outputs or parameters of partners."""
-    out: dict[int, int] = {}
-    for a, b in pairs:
-        for kind in ("output", "param"):
-            out.update((x.record, y.record) for x, y in zip(a.slots(kind), b.slots(kind)) if x.record not in out)
-    return out
-
-
-def _differs(reference: Run, target: Run, a: Call, b: Call, across: Mapping[int, int]) -> tuple[str, int]:
-    """(what two operators differ in, how many attributes of it)."""
-    words: list[str] = []
-    if a.op_type != b.op_type:
-        words.append(f"the reference runs {a.op_type} where the target runs {b.op_type}")
-    count = 0
-    keys = [*a.arguments, *(k for k in b.arguments if k not in a.arguments)] if a.op_type == b.op_type else []
-    for key in keys:
-        x, y = a.arguments.get(key, _ABSENT), b.arguments.get(key, _ABSENT)
-        if x != y and not (x is None and y is _ABSENT) and not (x is _ABSENT and y is None):
-            count += 1
-            words.append(f"{key} of {a.scope}: {_shown(x)} against {_shown(y)}")
-    made = [(r.record, s.record) for r, s in zip(a.slots("output"), b.slots("output"))]
-    for x, y in made[:1]:
-        one, two = reference.records[x], target.records[y]
-        if one.dtype != two.dtype:
-            words.append(f"it writes {one.dtype} in the reference and {two.dtype} in the target")
-        elif len(one.shape) != len(two.shape) or any(m != n and -1 not in (m, n) for m, n in zip(one.shape, two.shape)):
-            words.append(f"it writes {_extents(one.shape)} in the reference and {_extents(two.shape)} in the target")
-    mine, others = a.slots("input"), b.slots("input")
-    if len(mine) != len(others):
-        words.append(f"it reads {len(mine)} tensors in the reference and {len(others)} in the target")
-    for ref, other in zip(mine, others):
-        if ref.record in across and across[ref.record] != other.record:
-            words.append(f"its {ref.slot} comes from another operator in the target")
-    for ref, other in zip(a.slots("param"), b.slots("param")):
-        one, two = reference.records[ref.record], target.records[other.record]
-        if (one.dtype, one.shape) != (two.dtype, two.shape):
-            words.append(f"its parameter {ref.slot[6:]} is {one.dtype} {_extents(one.shape)} against {two.dtype} {_extents(two.shape)}")
-    return "; ".join(words), count
-
-
-_ABSENT = "absent"
 _RUNS = "operator of the program: "
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _extents(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join('?' if n < 0 else str(n) for n in shape)}]"
-
-
-def _before(calls: Sequence[Call], call: Call, where: Mapping[int, int]) -> int:
-    """The place in the reference of the last operator before this one of the target that has a partner."""
-    known = [where[c.id] for c in calls if c.order < call.order and c.id in where]
-    return max(known, default=-1)
+# ---- two programs
 
 
 def compare(reference: Run, target: Run) -> Comparison:
@@ -200,16 +51,16 @@ def compare(reference: Run, target: Run) -> Comparison:
     faced = face(reference, target)
     findings = tuple(
         Finding(
-            name=d.name, op_type=d.op_type, cause="semantic" if d.attributes else "structural", verdict="structural",
+            name=d.name, op_type=d.op_type, cause=_cause(d), verdict="param-diff" if d.kind == "weights" else "structural",
             confidence="certain", step=0, rank=0, evidence=PROGRAM, sentence=d.words, root="model",
         )
         for d in faced.differences[:_MOST]
     )  # fmt: skip
-    calls = len(_operators(reference))
+    calls = len(operators(reference))
     pairs = tuple(CallPair(a, b, "order", "") for a, b in faced.pairs)
     paired_a, paired_b = {a for a, _ in faced.pairs}, {b for _, b in faced.pairs}
-    left = tuple(c.id for c in _operators(reference) if c.id not in paired_a)
-    right = tuple(c.id for c in _operators(target) if c.id not in paired_b)
+    left = tuple(c.id for c in operators(reference) if c.id not in paired_a)
+    right = tuple(c.id for c in operators(target) if c.id not in paired_b)
     at_fault = len({d.call for d in faced.differences if d.call in paired_a})
     counts = {"structural": at_fault, "undetermined": len(pairs) - at_fault}
     said = "nothing was run, so nothing was measured" + ("" if not faced.differences else f"; {faced.sentence}")
@@ -218,14 +69,21 @@ def compare(reference: Run, target: Run) -> Comparison:
         for side, run, ids in (("reference", reference, left), ("target", target, right))
         if ids
     }
+    programs = faced.lines if len(faced.differences) > 1 else ()
     return Comparison(
         status="different" if findings else "undecided", evidence=PROGRAM, reference=reference.path, target=target.path,
         findings=findings, first_difference=_first(findings), counts={k: n for k, n in counts.items() if n},
         coverage=Coverage(calls, len(pairs), 0, 0, 0, False), unmatched=len(left) + len(right), incomparable=0, inputs_differ=(),
         versions={"whence": __version__}, plan=Plan(pairs, left, right, ()), rows=(), verdicts=(),
         headline="" if findings else f"{faced.sentence}; nothing was run, so nothing was measured",
-        notes=(said,) if findings else (), without_partner=without,
+        notes=(said,) if findings else (), without_partner=without, programs=programs,
     )  # fmt: skip
+
+
+def _cause(difference: Difference) -> str:
+    if difference.kind == "weights":
+        return "parameter"
+    return "semantic" if difference.attributes else "structural"
 
 
 def _first(findings: Sequence[Finding]) -> dict[str, Any] | None:
@@ -250,6 +108,139 @@ def programs(given: str | os.PathLike[str] | Run | Sequence[Any] | None, opened:
     return runs
 
 
+def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, tuple[Run, ...]]:
+    """Both runs with what their programs say, and the programs: those given, else those that a capture saved with its run."""
+    if given:
+        return attached(reference, given[0]), attached(target, given[-1]), tuple(given)
+    programs_of = own(reference), own(target)
+    sides = [_said(run, programs_) for run, programs_ in zip((reference, target), programs_of)]
+    common = next((root for root in programs_of[0] if root in programs_of[1]), None)
+    if common is None:
+        return sides[0], sides[1], ()
+    both = programs_of[0][common], programs_of[1][common]
+    return *_facing(sides[0], sides[1], both, common), both
+
+
+def own(run: Run) -> dict[str, Run]:
+    """The programs that a capture of Paddle saved with its run, by root: what a predictor ran, after passes."""
+    from whence.api.runs import open_run
+
+    named = {root: Path(run.path) / str(s["program"]) for root, s in align.settings_of(run).items() if s.get("program")}
+    return {root: open_run(str(file)) for root, file in named.items() if file.is_file()}
+
+
+def _said(run: Run, programs_of: Mapping[str, Run]) -> Run:
+    """A captured run with what its programs say of its calls."""
+    for root, program in programs_of.items():
+        run = with_programs(run, program, _ran(run, program, root))
+    return run
+
+
+def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> tuple[Run, Run]:
+    """Both runs, calls of the target named as those of the reference whose operators they face in the programs.
+
+    Only where the programs differ; names of variables that are no numbers of the executor stay. An operator that does what several of the
+    reference do faces the last of them; what the two read cannot be held against each other. Constants that a pass folded are left out.
+    """
+    faced = face(given[0], given[1], ({}, {}))
+    if all(d.kind in ("attributes", "weights") for d in faced.differences):
+        return reference, target
+    partner = {b: a for a, b in faced.pairs}
+    ours, theirs = (_executions(run, _ran(run, program, root)) for run, program in zip((reference, target), given))
+    names = {call.scope for call in ours.values()}
+    numbered = any(_NUMBERED.fullmatch(name) for name in names)
+    left: dict[int, Call] = {}
+    right: dict[int, Call] = {}
+    met: set[int] = set()
+    gone: set[int] = set()
+    for (group, operator, number), call in theirs.items():
+        mine = ours.get((group, partner.get(operator, -1), number))
+        if mine is not None and (numbered or mine.scope == call.scope):
+            met.add(call.id)
+            right[call.id] = msgspec.structs.replace(call, scope=mine.scope, occurrence=mine.occurrence)
+            end = operator if faced.turned else partner[operator]
+            if end in faced.fused:
+                left[mine.id], right[call.id] = _unread(mine), _unread(right[call.id])
+                inside = ((theirs if faced.turned else ours).get((group, member, number)) for member in faced.fused[end])
+                gone |= {one.id for one in inside if one is not None}
+    for call in target.calls:
+        if numbered and call.root == root and call.id not in met and call.scope in names:
+            right[call.id] = msgspec.structs.replace(call, scope=f"{call.scope} (target)")
+    if not faced.turned:
+        met_a = {a for a, _ in faced.pairs}
+        made = {c.id for c in operators(given[0]) if c.id not in met_a and not c.slots("input") and not c.slots("param") and c.leaf}
+        gone |= {call.id for (_, operator, _), call in ours.items() if operator in made}
+    out = [_changed(reference, left), _changed(target, right)]
+    if gone:
+        out[faced.turned] = _without(out[faced.turned], gone)
+        said = f"{len(gone)} calls of operators that passes fused in the other run are compared by what they end in"
+        out[faced.turned].notes = [*out[faced.turned].notes, Note("inside-not-seen", said)]  # type: ignore[misc]
+    return out[0], out[1]
+
+
+def _without(run: Run, gone: Set[int]) -> Run:
+    """The run without some of its leaf calls."""
+    if not gone:
+        return run
+    kept = [c for c in run.calls if c.id not in gone]
+    position = {c.id: i for i, c in enumerate(kept)}
+    out = Over(run, [msgspec.structs.replace(c, id=i, parent=position.get(c.parent, -1)) for i, c in enumerate(kept)])
+    return Opened(out, run.reader) if isinstance(run, Opened) else out
+
+
+_NUMBERED = re.compile(r"inner_var\.\d+")
+
+
+def _executions(run: Run, ran: Mapping[int, int]) -> dict[tuple[Any, int, int], Call]:
+    """Calls by (step, operator of the program, which time it ran in that step)."""
+    out: dict[tuple[Any, int, int], Call] = {}
+    seen: Counter[tuple[Any, int]] = Counter()
+    for call in operators(run):
+        if call.id in ran:
+            key = (call.rank, call.step, call.micro), ran[call.id]
+            out[*key, seen[key]] = call
+            seen[key] += 1
+    return out
+
+
+def _unread(call: Call) -> Call:
+    """A call without its inputs, which counts as depending on everything before it."""
+    return msgspec.structs.replace(
+        call, refs=tuple(r for r in call.refs if not r.slot.startswith(("input", "param"))), notes=(*call.notes, UNTOLD), program="",
+        no_program="a pass fused it with others in the target",
+    )  # fmt: skip
+
+
+def _changed(run: Run, calls: Mapping[int, Call]) -> Run:
+    out = Over(run, [calls.get(c.id, c) for c in run.calls]) if calls else run
+    return Opened(out, run.reader) if calls and isinstance(run, Opened) else out
+
+
+def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
+    """Calls of a run -> operators of its program. root: only calls of this one."""
+    made = operators(program)
+    writers: defaultdict[str, list[int]] = defaultdict(list)
+    for call in made:
+        for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
+            writers[name].append(call.id)
+    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf and root in (None, c.root)]
+    named = sum(c.scope in writers for c in ran)
+    out: dict[int, int] = {}
+    for calls in _by_step(ran).values():
+        if named >= _LEAST * len(ran):
+            out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
+        else:
+            out |= _in_order(calls, made)
+    return out
+
+
+def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call]]:
+    out: dict[tuple[int, str, int, int], list[Call]] = {}
+    for call in calls:
+        out.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
+    return out
+
+
 def attached(run: Run, program: Run) -> Run:
     """A log with the data flow of its program: every tensor gets the operator's inputs, as far as the log has them, and attributes.
 
@@ -257,24 +248,14 @@ def attached(run: Run, program: Run) -> Run:
     numbers of the executor's. Of operators whose outputs were not printed, what they read counts. Raises UsageError when it fits less
     than half.
     """
-    made = _operators(program)
-    writers: defaultdict[str, list[int]] = defaultdict(list)
-    for call in made:
-        for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
-            writers[name].append(call.id)
+    made = operators(program)
     maker = {ref.record: call.id for call in made for ref in call.slots("output")}
-    logged = [c for c in _operators(run) if c.kind == "operator" and c.leaf]
-    named = sum(c.scope in writers for c in logged)
-    steps: dict[tuple[int, str, int, int], list[Call]] = {}
-    for call in logged:
-        steps.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
+    logged = [c for c in operators(run) if c.kind == "operator" and c.leaf]
+    where = _ran(run, program)
     changed: dict[int, Call] = {}
-    for calls in steps.values():
-        if named >= _LEAST * len(logged):
-            found = {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
-        else:
-            found = _in_order(calls, made)
-        changed |= _linked(calls, found, program, maker)
+    for calls in _by_step(logged).values():
+        found = {c.id: where[c.id] for c in calls if c.id in where}
+        changed |= _linked(calls, found, program, maker, seen_only=run.info.kind == _LOG)
     known = len(changed)
     if known < _LEAST * len(logged):
         raise UsageError(
@@ -287,21 +268,26 @@ def attached(run: Run, program: Run) -> Run:
     note = Note("program", f"data flow from {program.path}: {known} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
-    return Opened(out, run.reader) if isinstance(run, Opened) else out
+    return with_programs(Opened(out, run.reader) if isinstance(run, Opened) else out, program, where)
 
 
 def _in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
     """Calls of one step of a log -> operators of a program, where types stand in one order."""
     types, others = [c.op_type for c in calls], [c.op_type for c in made]
     out: dict[int, int] = {}
-    for a0, a1, b0, _, equal in _blocks(types, others, types, others):
+    for a0, a1, b0, _, equal in blocks(types, others):
         if equal:
             out.update((calls[a0 + i].id, made[b0 + i].id) for i in range(a1 - a0))
     return out
 
 
-def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker: Mapping[int, int]) -> dict[int, Call]:
-    """The calls with the outputs of others as inputs. found: the operator that made each; maker: by record of the program, who wrote it."""
+def _linked(
+    calls: Sequence[Call], found: Mapping[int, int], program: Run, maker: Mapping[int, int], *, seen_only: bool
+) -> dict[int, Call]:  # fmt: skip
+    """The calls with the outputs of others as inputs. found: the operator that made each; maker: by record of the program, who wrote it.
+
+    seen_only: the run saw what operators made, not what they read (a log).
+    """
     printed: dict[int, int] = {}  # operator -> the record of the log, as the step goes on
     out: dict[int, Call] = {}
     for call in calls:
@@ -324,6 +310,7 @@ def _linked(calls: Sequence[Call], found: Mapping[int, int], program: Run, maker
         inner = program.calls[program.calls[operator].parent].parent != -1 if program.calls[operator].parent != -1 else False
         told = sources is not None and not inner
         inputs = tuple(Ref(f"input.{name}", record, PROGRAM) for name, record in (sources or {}).items()) if told else ()
+        inputs = inputs if seen_only else ()  # a capture saw what was read
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
         notes = (*call.notes, f"{_RUNS}{program.calls[operator].scope}")
@@ -365,7 +352,7 @@ _LOG = "paddle log"
 def _by_operator(run: Run) -> dict[Any, Call]:
     """The calls of a log by what stays the same when names do not: the operator of the program, else the name; and which time it ran."""
     out: dict[Any, Call] = {}
-    for call in _operators(run):
+    for call in operators(run):
         name = next((note for note in call.notes if note.startswith(_RUNS)), call.scope)
         key, time = (call.rank, call.root, call.step, call.micro, name), 0
         while (*key, time) in out:
@@ -374,20 +361,30 @@ def _by_operator(run: Run) -> dict[Any, Call]:
     return out
 
 
-def told(result: Comparison, given: Sequence[Run]) -> Comparison:
-    """The comparison with what the programs of both runs differ in, at the findings it concerns and as a note."""
+def told(result: Comparison, given: Sequence[Run], reference: Run, target: Run) -> Comparison:
+    """The comparison with what the programs of both runs differ in, first of all and at the findings it concerns.
+
+    reference, target: the runs, whose captured weights are compared by hash where there are none beside the programs.
+    """
+    files = tuple(run.path for run in given)
     if len(given) < 2:
-        return result
-    faced = face(given[0], given[1])
+        return msgspec.structs.replace(result, program_files=files)
+    seen = tuple(weights_beside(program) or weights_seen(run) for program, run in zip(given, (reference, target)))
+    faced = face(given[0], given[1], (seen[0], seen[1]))
     by_name = {d.name: d for d in faced.differences}
+    names = {given[0].calls[a].scope: a for a, _ in faced.pairs}
+    ran = {c.scope: next((n.removeprefix(_RUNS) for n in c.notes if n.startswith(_RUNS)), c.scope) for c in operators(reference)}
 
     def explained(finding: Finding) -> Finding:
-        found = by_name.get(finding.name)
+        name = ran.get(finding.name, finding.name)
+        found = by_name.get(name)
         if found is None:
             return finding
-        cause = "semantic" if finding.verdict == "introduced" and not finding.cause else finding.cause
-        said = "" if "arguments differ" in finding.sentence else f"; in its program {found.words}"
-        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{said}")
+        cause = "semantic" if finding.verdict == "introduced" and not finding.cause and found.kind == "attributes" else finding.cause
+        said = found.words.rpartition(": ")[2] in finding.sentence or (found.kind == "weights" and finding.cause == "parameter")
+        at = f" ({name})" if name != finding.name and name in names else ""
+        words = "" if said else f"; in its program{at} {found.words}"
+        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
 
-    said = f"programs: {faced.sentence}"
-    return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), notes=(said, *result.notes))
+    files = tuple(run.path for run in given)
+    return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), programs=faced.lines, program_files=files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from whence.errors import CaptureError, OutputExists, UnreadableRun, WhenceError
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""How a line of a traceback begins that names the exception."""
 
 _TAIL_LINES = 15
 _INTERRUPTED = 130
@@ -61,15 +65,16 @@ class Command:
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 
-    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+    def capture(self, path: Path, *, variant: str = "", environment: Mapping[str, str] | None = None, **options: Any) -> float:
+        """environment: variables of it beside ours."""
         from whence.api.runs import run_command
 
         told: list[str] = []
         began = time.monotonic()
         absolute = path.absolute()
         with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
-            environment = {**os.environ, **_ONE_THREAD} if variant else None
-            code = run_command(self.command, str(absolute), environment=environment, log=log, tell=told.append, **options)
+            given = {**os.environ, **(_ONE_THREAD if variant else {}), **(environment or {})}
+            code = run_command(self.command, str(absolute), environment=given, log=log, tell=told.append, **options)
             self._check(code, log, told[-1] if told else "")
         return time.monotonic() - began
 
@@ -79,7 +84,11 @@ class Command:
         if code == 0:
             return
         log.seek(0)
-        tail = log.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+        lines = log.read().decode("utf-8", "replace").splitlines()
+        tail = lines[-_TAIL_LINES:]
+        raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
+        if raised and raised not in tail:  # some say a page more after it
+            tail = [raised, "...", *tail]
         said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
         raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}")
 

@@ -1,6 +1,6 @@
 """Runs a command so that every Python it starts captures itself: environment in, signals and exit code passed on, nothing edited.
 
-The child's side (`attach_here`, `apply_determinism`) is here too; what waits for torch in the child is `_site/`.
+The child's side (`attach_here`, `apply_determinism`) is here too; what waits for a framework in the child is `_site/`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def launch(
 ) -> int:
     """Run `command` under capture and return the exit code for the shell: its own, or 3 when it ended with 0 and nothing was captured.
 
-    attach: "module:function" called in the child as function(options, run_path) once torch is imported.
+    attach: "module:function" called in the child as function(options, run_path, framework) once torch or paddle is imported.
     create(path, info, force), update(path, **fields of RunInfo), open_run(path): the store. tell: where lines for the user go (stderr).
     environment: of the command, None for ours. log: takes what the command prints, and it reads nothing; None: our terminal is its own.
     extra: what labels need beside.
@@ -161,7 +161,7 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
             "cleared, or a Python run with -I, -S or -E?"
         )
     if not processes.attached:
-        return f"torch was never imported ({counted(processes.started, 'Python process', 'Python processes')})"
+        return f"neither torch nor paddle was ever imported ({counted(processes.started, 'Python process', 'Python processes')})"
     notes = [n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")]
     if notes:
         return "; ".join(dict.fromkeys(notes))
@@ -170,7 +170,7 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
         return f"none of {counted(len(run.calls), 'module call')} matched the selection ({_options(chosen)})"
     if chosen:
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
-    return "torch was imported, but no module was called"
+    return "its framework was imported, but no module was called, no layer and no predictor"
 
 
 def _options(names: Sequence[str]) -> str:
@@ -384,31 +384,38 @@ def collect(run_path: str) -> Processes:
     return Processes(started, attached, versions, errors)
 
 
-def attach_here(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In the child, right after torch was imported: set determinism, then call the attach function named in the configuration.
+def attach_here(config: Mapping[str, Any], framework: str = "torch") -> dict[str, Any]:
+    """In the child, right after a framework was imported: set determinism, then call the attach function named in the configuration.
 
     Returns what the launcher's journal keeps (versions). Whatever goes wrong is raised: the hook in `_site` tells it.
     """
     options = decode(json.dumps(config["options"]))
-    apply_determinism(options, torch_only=True)
+    apply_determinism(options, framework_only=True, framework=framework)
     module, _, name = str(config["attach"]).partition(":")
-    getattr(importlib.import_module(module), name)(options, config["run"])
+    getattr(importlib.import_module(module), name)(options, config["run"], framework)
     return {"versions": interpreter.versions_here()}
 
 
-def apply_determinism(options: CaptureOptions, *, torch_only: bool = False) -> None:
+def apply_determinism(options: CaptureOptions, *, framework_only: bool = False, framework: str = "torch") -> None:
     """Set seeds and deterministic kernels in this process as `--seed` and `--deterministic` ask; without them nothing changes.
 
-    torch_only: python's and numpy's generators were seeded when they were imported, and the program may have drawn since.
+    framework_only: python's and numpy's generators were seeded when they were imported, and the program may have drawn since.
     Operators without a deterministic kernel warn (`warn_only=True`) instead of failing.
     """
-    if options.seed is not None and not torch_only:
+    if options.seed is not None and not framework_only:
         random.seed(options.seed)
         if "numpy" in sys.modules:
             import numpy as np
 
             np.random.seed(options.seed)
     if options.seed is None and not options.deterministic:
+        return
+    if framework == "paddle":
+        paddle: Any = importlib.import_module("paddle")
+        if options.seed is not None:
+            paddle.seed(options.seed)
+        if options.deterministic:
+            paddle.set_flags({"FLAGS_cudnn_deterministic": True})
         return
     torch: Any = importlib.import_module("torch")
     if options.seed is not None:

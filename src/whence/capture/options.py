@@ -18,8 +18,10 @@ from whence.errors import UsageError
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
-LEVELS = ("modules", "logits", "op")
+LEVELS = ("modules", "logits", "op", "graph")
+GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
+RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
@@ -43,11 +45,15 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault to plant, or "".
     force_tokens: a run whose tokens the program goes on with, "" for its own. These three change the program on purpose; without
     them nothing does.
-    level: "modules"; "op": every operator too, in the place of programs; or "logits": of every call of the model its tokens and logits
-    alone. positions: "last" token of a row, or "all".
+    level: "modules"; "op": every operator too, in the place of programs; "graph": what torch.compile makes too; or "logits": of every call
+    of the model its tokens and logits alone. positions: "last" token of a row, or "all".
     samples: with level "op", so many calls of each operator keep their elements, chosen by the seed, None for all. dedup: of equal
     operator calls (dtypes, shapes, strides, arguments) only the first is written, and all are counted.
     logits_module: pattern of the module inside that makes them, "" to find them in what the model returns.
+    graph_mode: with level "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node by node instead
+    of inductor's code. graph_buffers: keep buffers too that no node of the graph names. graph_anyway: mode "deep" even where it changes
+    the result.
+    rung: the stage of torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
     """
 
     include: tuple[str, ...] = ()
@@ -78,6 +84,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     force_tokens: str = ""
     samples: int | None = None
     dedup: bool = False
+    graph_mode: str = "exact"
+    graph_buffers: bool = False
+    graph_anyway: bool = False
+    rung: str = ""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
@@ -98,6 +108,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         _one_of("keep", self.keep, KEEP)
         _one_of("level", self.level, LEVELS)
         _one_of("positions", self.positions, POSITIONS)
+        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        _one_of("rung", self.rung, ("", *RUNGS))
         self._check_level()
         if self.max_depth is not None and self.max_depth < 0:
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")
@@ -130,6 +142,12 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise UsageError(f"samples keeps the elements of some operator calls, keep={self.keep!r} of none: leave one of them out")
         if self.level == "op" and (self.patch or self.inject):
             raise UsageError("level op records what the program runs; patch and inject change what modules return: leave one of them out")
+        if self.level != "graph":
+            for name, usual in (("graph_mode", "exact"), ("graph_buffers", False), ("graph_anyway", False)):
+                if getattr(self, name) != usual:
+                    raise UsageError(f"{name} says how compiled graphs are captured: it needs --level graph (level='graph')")
+        if self.graph_anyway and self.graph_mode != "deep":
+            raise UsageError(f"graph_anyway keeps mode deep where it changes the result; this is mode {self.graph_mode}")
         if self.level != "logits":
             for name in ("logits_module", "positions"):
                 if getattr(self, name) not in ("", "last"):

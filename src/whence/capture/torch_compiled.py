@@ -15,7 +15,10 @@ from types import FrameType
 from typing import Any
 
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.fx import graph as _graph
+from torch.fx.graph_module import GraphModule
 
+_BOXED: Any = getattr(_graph, "_BoxedCodeGen", ())  # not in every torch
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
 _AGAIN = "_maybe_set_eval_frame"  # newer torch: around the compiled code itself; often another name of the same function
@@ -24,6 +27,11 @@ _AGAIN = "_maybe_set_eval_frame"  # newer torch: around the compiled code itself
 def inside() -> bool:
     """Does this run as a part of something compiled, so that dynamo takes every frame that starts? Its callback is None where it is off."""
     return get_eval_frame_callback() not in (None, False)
+
+
+def is_compilers(module: Any) -> bool:
+    """Is this a graph that AOTAutograd made and runs as it is (`aot_eager`)? It is compiled code, no module of the program."""
+    return isinstance(module, GraphModule) and isinstance(module.graph._codegen, _BOXED)
 
 
 class _Open(threading.local):

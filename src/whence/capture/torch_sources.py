@@ -28,7 +28,7 @@ def source_here() -> str:
         code = frame.f_code
         found = known.get(id(code))
         if found is None:
-            found = known[id(code)] = code, {} if _is_the_program(code.co_filename) else None
+            found = known[id(code)] = code, {} if is_the_program(code.co_filename) else None
         lines = found[1]
         if lines is not None:
             at = frame.f_lasti
@@ -40,7 +40,8 @@ def source_here() -> str:
     return ""
 
 
-def _is_the_program(file: str) -> bool:
+def is_the_program(file: str) -> bool:
+    """Is this file the user's?"""
     if file.startswith(_DEMO):
         return True
     return not file.startswith(_SKIPPED) and (not file.startswith(_STANDARD) or file.startswith(_PACKAGES))

@@ -21,7 +21,7 @@ import whence
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
-ORDER = ("run", "compare", "tokens", "locate", "repro", "show", "report", "doctor", "demo")
+ORDER = ("run", "compare", "tokens", "locate", "repro", "ladder", "show", "report", "doctor", "demo")
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -33,7 +33,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the files, the main road first, then those of other packages."""
-        own = {path.stem for path in FOLDER.glob("[!_]*.py")}
+        own = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
         first = [name for name in ORDER if name in own]
         return [*first, *sorted(own.difference(first)), *sorted(set(_added()).difference(own))]
 
@@ -41,8 +41,9 @@ class Commands(click.Group):
         """The command of this name, imported now; None when there is none."""
         import importlib
 
-        if cmd_name.isidentifier() and cmd_name[0] != "_" and (FOLDER / f"{cmd_name}.py").is_file():
-            command: click.Command = importlib.import_module(f"whence.cli.{cmd_name}").command
+        name = _file(cmd_name)
+        if name.isidentifier() and name[0] != "_" and (FOLDER / f"{name}.py").is_file():
+            command: click.Command = importlib.import_module(f"whence.cli.{name}").command
             return command
         added = _added().get(cmd_name)
         if added is None:
@@ -72,9 +73,14 @@ class Commands(click.Group):
             formatter.write_dl(rows)
 
 
+def _file(command: str) -> str:
+    """The name of a command's file: map-weights lies in map_weights.py, and has one name only."""
+    return "" if "_" in command else command.replace("-", "_")
+
+
 def one_line(name: str) -> str:
     """What a command does in one line: the first line of its file; for another package's, where it comes from."""
-    path = FOLDER / f"{name}.py"
+    path = FOLDER / f"{_file(name)}.py"
     if not path.is_file():
         return f"(from {_added()[name].value})"
     with path.open(encoding="utf-8") as file:

@@ -5,7 +5,7 @@
     whence run -o runs/ref -- bash run.sh
     whence run --compare -o cmp --library atb -- python both.py
 
-Every Python that CMD starts and that imports torch is captured, children included. CMD keeps its input, output, terminal,
+Every Python that CMD starts and that imports torch or paddle is captured, children included. CMD keeps its input, output, terminal,
 working directory and signals, and its exit code is returned; when it ends with 0 and nothing was captured, 3 and the reason.
 
 PATTERN is shell style on the dotted module name ('layers.3.*'), or re: and a regular expression. Tree numbers (3, 7_1) are
@@ -56,17 +56,27 @@ import click
 @click.option("--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from.")
 @click.option("--inject", metavar="FAULT@NAME", default="", help="Plant a fault (scale@layers.3.mlp), to see it found.")
 @click.option(
-    "--level", type=click.Choice(["modules", "op", "logits"]), default="modules", show_default=True,
-    help="Every module call, every operator too, or of every model call its tokens and logits alone."
+    "--level", type=click.Choice(["modules", "op", "graph", "logits"]), default="modules", show_default=True,
+    help="Every module call, every operator or compiled graph too, or of every model call its tokens and logits alone."
 )  # fmt: skip
 @click.option("--samples", type=click.IntRange(0), metavar="N", help="With --level op: keep the elements of N calls of each operator only.")
 @click.option("--dedup", is_flag=True, help="With --level op: write one call of each signature, and count all.")
+@click.option(
+    "--graph-mode", type=click.Choice(["exact", "deep", "fx"]), default="exact", show_default=True,
+    help="With --level graph: what kernels leave, what every node computes, or the graph run node by node."
+)  # fmt: skip
+@click.option("--graph-buffers", is_flag=True, help="With --level graph: keep buffers too that no node of the graph names.")
+@click.option("--graph-anyway", is_flag=True, help="With --graph-mode deep: also where it changes the result.")
 @click.option("--logits-module", metavar="PATTERN", default="", help="With --level logits: the module inside that makes the logits.")
 @click.option(
     "--positions", type=click.Choice(["last", "all"]), default="last", show_default=True,
     help="With --level logits: of the last token of each row, or of all."
 )  # fmt: skip
 @click.option("--force-tokens", metavar="REF", default="", help="Go on with the tokens of this run, not with the program's own.")
+@click.option(
+    "--rung", type=click.Choice(["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"]),
+    help="Compile only so far: torch.compile gets another backend (`whence ladder` runs all)."
+)  # fmt: skip
 @click.option("--compare", is_flag=True, help="Take labels only, and compare their two sides when CMD has ended; -o is the comparison.")
 @click.option("--library", metavar="NAME|FILE", default="", help="Have this library save its tensors: acltransformer, atb, or a profile.")
 @click.option("--library-runner", metavar="NAMES", default="", help="Only of these operations of the library.  [default: all]")

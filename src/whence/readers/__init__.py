@@ -12,6 +12,7 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
 
 from whence.readers.building import GATHERED, UNORDERED, UNTOLD, WIDER, Building
 from whence.readers.found import Opened, Reader, known, open_run
+from whence.readers.paddle_program import ONEDNN, TAKES
 from whence.readers.place import Place
 
-__all__ = ["GATHERED", "UNORDERED", "UNTOLD", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run"]
+__all__ = ["GATHERED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run"]

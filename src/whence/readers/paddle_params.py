@@ -7,7 +7,7 @@ endian. Read without Paddle; a `.pdparams` is a pickle and is not read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers import paddle_program
 from whence.readers.building import Building
 from whence.readers.parts import limits
-from whence.readers.parts.paddle_program import description
+from whence.readers.parts.paddle_program import Variable, description
 from whence.readers.place import Place
 from whence.records import Run
 
@@ -114,6 +114,24 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
+def places(place: Place, program: Place) -> dict[str, tuple[str, int, int]]:
+    """(dtype, where its elements begin, bytes) of every tensor of a file by its name, which the program of these weights knows.
+
+    {} when the program has other weights. Raises UnreadableRun, ValueError, OSError.
+    """
+    parameters = paddle_program.described(program).parameters
+    found = list(_streams(Bytes(np.memmap(place.path, np.uint8, "r")), place.size))
+    names = _fitting(parameters, found)
+    return {name: (stream.dtype, stream.start, stream.nbytes) for name, stream in zip(names or (), found)}
+
+
+def _fitting(parameters: Mapping[str, Variable], found: list[_Stream]) -> list[str] | None:
+    """The names of tensors in the order in which they lie, None when these are other parameters."""
+    names = sorted(parameters)
+    fits = len(names) == len(found) and all((parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape) for n, s in zip(names, found))
+    return names if fits else None
+
+
 def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: _Stream) -> int:
     if stream.start + stream.nbytes > size:
         left = max(size - stream.start, 0)
@@ -146,12 +164,9 @@ def _names(building: Building, place: Place, found: list[_Stream]) -> list[str]:
         except Exception as error:  # noqa: BLE001 - whatever a damaged program does to its parser
             building.note("error", f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have numbers for names")
             continue
-        names = sorted(parameters)
-        fits = len(names) == len(found) and all(
-            (parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape) for n, s in zip(names, found)
-        )
-        if fits:
+        names = _fitting(parameters, found)
+        if names is not None:
             return names
-        said = f"is the program of other weights ({len(names)} against {len(found)})"
+        said = f"is the program of other weights ({len(parameters)} against {len(found)})"
         building.note("error", f"{beside} {said}, so parameters have numbers for names")
     return plain

@@ -15,6 +15,10 @@ LOOKS_LIKE = "a Paddle program, .pdmodel or PIR .json"
 ORDER = 30
 KIND = "paddle program"
 NO_VALUES = "a program has no values"
+TAKES = "takes "
+"""How the note of a call begins that says as what its operator takes a parameter: "takes linear_0.w_0 as Y"."""
+ONEDNN = "a kernel of oneDNN"
+"""The note of a call that a pass gave to oneDNN."""
 
 
 def sniff(place: Place) -> bool:
@@ -60,9 +64,11 @@ def _calls(
 ) -> None:
     for operator in operators:
         params, inputs = {}, {}
+        taken = []
         for slot, variable in operator.inputs:
             if variable.name in parameters:
                 params[variable.name] = parameters[variable.name]
+                taken.append(f"{TAKES}{variable.name} as {slot}")
                 continue
             if variable.name not in records:
                 records[variable.name] = _tensor(building, variable)
@@ -77,7 +83,8 @@ def _calls(
         names = [variable.name for _, variable in operator.outputs if not variable.name.startswith("%")]
         call = building.call(
             first, op_type=operator.op_type, inputs=inputs, outputs=outputs, params=params, parent=parent, source=operator.source,
-            arguments=operator.attributes, notes=tuple(f"writes {name}" for name in names[1:]),
+            arguments=operator.attributes,
+            notes=(*(f"writes {name}" for name in names[1:]), *taken, *((ONEDNN,) if operator.onednn else ())),
         )  # fmt: skip
         if operator.inside:
             _calls(building, operator.inside, parameters, records, seen, call)

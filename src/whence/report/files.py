@@ -21,7 +21,7 @@ def summary_data(result: Comparison) -> dict[str, Any]:
     """The fields that scripts read (DESIGN section 5a), as plain values."""
     keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
             "inputs_differ", "without_partner", "nearest", "declared", "versions", "headline", "notes", "environment", "timing",
-            "repetition", "third", "generation")  # fmt: skip
+            "repetition", "third", "generation", "programs", "occurrences")  # fmt: skip
     data: dict[str, Any] = msgspec.to_builtins(result)
     out = {k: data[k] for k in keep}
     if out["generation"] is not None:  # every token is in report.json

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from whence.report import generation
+from whence.report import generation, tracing
+from whence.report import occurrences as counts
 from whence.report.plain import clean, count
 from whence.results import Comparison, Declared, Finding
 
@@ -23,12 +24,13 @@ _CAUSES = {
 }
 
 
-def answer(result: Comparison, *, output: str = "") -> str:
-    """The whole answer as text. output: where the files were written, shown last."""
+def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -> str:
+    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them."""
     # Differing inputs come before everything: nothing further down means much then.
     lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
         lines.append(_row("", f"and {count(len(result.inputs_differ) - 3)} more"))
+    lines += [_row("PROGRAMS" if i == 0 else "", clean(line)) for i, line in enumerate(result.programs)]
     lines += _head(result)
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
         lines += _finding(finding, result, first=i == 0)
@@ -36,6 +38,9 @@ def answer(result: Comparison, *, output: str = "") -> str:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
     for item in result.declared:
         lines += _declared(item)
+    if result.origin is not None and result.findings and result.origin.steps[-1].name == result.findings[0].name:
+        lines += [_row(left, right) for left, right in tracing.about(result.origin) if left != "  inputs"]
+    lines += [_row(left, right) for left, right in counts.lines(result, every=occurrences)]
     lines += [_row(left, right) for left, right in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines += [*_evidence(result), *_repetition(result), *_third(result), _counts(result)]

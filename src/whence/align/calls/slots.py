@@ -40,8 +40,10 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
         slots = _elsewhere(_swapped(slots, reference, target), theirs, reference, target)
     # A module may face the last of the operators in it, which reads something else than the module does.
     is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
-    for slot in [s for s in slots if is_part and s.reference_slot.startswith("input.")]:
-        if _unlike(reference.records[slot.reference_record], target.records[slot.target_record]):
+    is_fused = _is_fused(call, other)
+    for slot in [s for s in slots if (is_part or is_fused) and s.reference_slot.startswith("input.")]:
+        a, b = reference.records[slot.reference_record], target.records[slot.target_record]
+        if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
             left.append(Ref(slot.reference_slot, slot.reference_record))
             theirs[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
@@ -52,12 +54,20 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
         mine = [r for r in left if _kind(r) == kind]
         others = [f for f in free if _kind(f) == kind]
         for ref, match in _matched(mine, others, kind, reference, target):
-            if is_part and kind == "input" and _unlike(reference.records[ref.record], target.records[match.record]):
+            a, b = reference.records[ref.record], target.records[match.record]
+            if kind == "input" and ((is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)):
                 continue
             left.remove(ref)
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
     return slots, [r.slot for r in left], [f.slot for f in free]
+
+
+def _is_fused(call: Call, other: Call) -> bool:
+    """Two operators of one name, of which one was fused with those before it and reads what they read: other types, other operands."""
+    if call.op_type == other.op_type or not call.kind == other.kind == "operator" or call.scope != other.scope:
+        return False
+    return any(len(call.slots(kind)) != len(other.slots(kind)) for kind in ("input", "param"))
 
 
 def _of_one_kind(slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run) -> list[SlotPair]:

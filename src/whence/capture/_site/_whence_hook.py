@@ -1,4 +1,4 @@
-"""Waits for `torch` to be imported in a process started by `whence run`, then attaches the capture. Standard library only.
+"""Waits for `torch` or `paddle` to be imported in a process started by `whence run`, then attaches the capture. Standard library only.
 
 Nothing here may stop or change the program: every failure becomes one line on stderr and one in RUN/attach-errors.txt.
 """
@@ -18,13 +18,16 @@ from typing import Any
 
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
+FRAMEWORKS = ("torch", "paddle")
 
 
 def arm(text: str) -> None:
     """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`, `options`, `seed`)."""
     config: dict[str, Any] = json.loads(text)
     log(config["run"], "python")
-    actions: dict[str, Callable[[ModuleType], None]] = {"torch": lambda torch: attach(config), "subprocess": follow}
+    actions: dict[str, Callable[[ModuleType], None]] = {
+        "torch": lambda torch: attach(config, "torch"), "paddle": lambda paddle: attach(config, "paddle"), "subprocess": follow,
+    }  # fmt: skip
     seed = config["options"].get("seed")
     if seed is not None:
         import random
@@ -32,7 +35,6 @@ def arm(text: str) -> None:
         # Each generator is seeded before user code can draw from it, and never again: the program's own seeds win.
         random.seed(seed)
         actions["numpy.random"] = lambda module: module.seed(seed)
-        actions["paddle"] = lambda module: module.seed(seed)
     for name in list(actions):
         if name in sys.modules:  # a .pth file was faster
             guarded(config, actions.pop(name), sys.modules[name])
@@ -57,7 +59,7 @@ def follow(subprocess: ModuleType) -> None:
     popen._execute_child = _execute_child
 
 
-def attach(config: dict[str, Any]) -> None:
+def attach(config: dict[str, Any], framework: str) -> None:
     """Hand over to whence itself. A Python without whence is left alone: the launcher tells, not the program's stderr."""
     try:
         launcher = importlib.import_module(config["launcher"])
@@ -65,7 +67,7 @@ def attach(config: dict[str, Any]) -> None:
         text = f"cannot import whence ({err}): {sys.executable} -m pip install whence"
         complain(config["run"], text, quiet=err.name == "whence")
         return
-    log(config["run"], "attached", **launcher.attach_here(config))
+    log(config["run"], "attached", **launcher.attach_here(config, framework))
 
 
 class Watcher(importlib.abc.MetaPathFinder):
@@ -90,6 +92,12 @@ class Watcher(importlib.abc.MetaPathFinder):
                 return spec
         return None
 
+    def forget(self, name: str) -> None:
+        """Once one framework is there, do not wait for one that is not installed."""
+        for other in FRAMEWORKS:
+            if name in FRAMEWORKS and other in self.actions and importlib.machinery.PathFinder.find_spec(other) is None:
+                del self.actions[other]
+
     def wrap(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
         """Shadow `exec_module` on this one loader object; the shadow goes away when it has been called."""
         loader: Any = spec.loader
@@ -105,6 +113,7 @@ class Watcher(importlib.abc.MetaPathFinder):
             action = self.actions.pop(name, None)
             if action is not None:
                 guarded(self.config, action, sys.modules.get(name, module))
+                self.forget(name)
             if not self.actions and self in sys.meta_path:
                 sys.meta_path.remove(self)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 
 _INNER = re.compile(r"(?:0x[0-9a-fA-F]+)?(?:\d+)?_?inner_var_(\d+)")
+_ARGUMENT = re.compile(r"0x[0-9a-fA-F]+(body_block_arg_\d+)")
 _FOLDED = re.compile(r"(constant_folding@)_\d+")
 
 
 def plain_name(name: str) -> str:
     """A variable's name: `0x55f5…_inner_var_21` of the PIR executor is `inner_var.21`, a place in a list; others stand as they are."""
+    if "block_arg_" in name:
+        found = _ARGUMENT.fullmatch(name)
+        return found[1] if found is not None else name
     if "inner_var_" in name:
         found = _INNER.fullmatch(name)
         return f"inner_var.{found[1]}" if found is not None else name
@@ -17,8 +21,12 @@ def plain_name(name: str) -> str:
 
 
 def plain_type(op: str) -> str:
-    """An operator's type: `pd_op.matmul:7` and `onednn_op.matmul:7` are matmul, `pd_op.reshape_:8` (in place) is reshape."""
+    """An operator's type: `pd_op.matmul:7` and `onednn_op.matmul:7` are matmul, `pd_op.reshape_:8` (in place) is reshape.
+
+    `while_instruction:9` is while.
+    """
     name, colon, place = op.rpartition(":")
     op = name if colon and place.isdigit() else op
     op = op.removeprefix("pd_op.").removeprefix("onednn_op.")
+    op = op.removesuffix("_instruction")
     return op.removesuffix("_") if len(op) > 1 else op

@@ -27,7 +27,9 @@ _PIR_DTYPES = {
     "t_f8e4m3": "float8_e4m3fn", "t_f8e4m3fn": "float8_e4m3fn", "t_f8e5m2": "float8_e5m2", "t_index": "int64",
 }  # fmt: skip
 _STACK = "op_callstack"
-_UNTOLD = frozenset({"op_role", "op_role_var", "op_namescope", "op_device", "with_quant_attr", _STACK, "struct_name", "stop_gradient"})
+_UNTOLD = frozenset({"op_role", "op_role_var", "op_namescope", "op_device", "with_quant_attr", _STACK, "struct_name", "stop_gradient",
+                     "use_mkldnn", "mkldnn_data_type", "onednn_data_type"})  # fmt: skip
+_ONEDNN = "onednn_op."
 _DEPTH = 64  # of blocks in blocks
 _TEXT = 200  # characters of one attribute's text that are kept
 
@@ -47,6 +49,7 @@ class Operator:
     """One operator. inputs, outputs: (slot, variable). attributes: without bookkeeping. inside: operators of its blocks.
 
     scope: of PIR the layer it was written in. constants: of PIR, inputs that are numbers written into the program.
+    onednn: does a pass give it to a kernel of oneDNN?
     """
 
     op_type: str
@@ -56,14 +59,16 @@ class Operator:
     source: str = ""
     scope: str = ""
     inside: list[Operator] = field(default_factory=list)
+    onednn: bool = False
 
 
 @dataclass(slots=True)
 class Described:
-    """A program: its operators, feeds and fetches left out, and its parameters by name."""
+    """A program: its operators, feeds and fetches left out, and its parameters by name. fetched: of PIR, variable by fetch name."""
 
     operators: list[Operator]
     parameters: dict[str, Variable]
+    fetched: dict[str, str] = field(default_factory=dict)
 
 
 # ---- .pdmodel
@@ -147,6 +152,7 @@ def _operators(blocks: list[_Block], path: tuple[int, ...], taken: set[int]) -> 
                 nested += inner
                 if name == _STACK and isinstance(found, list):
                     made.source = _place(found)
+                made.onednn |= name == "use_mkldnn" and found is True
                 if name not in _UNTOLD and not inner and not name.startswith("__"):
                     made.attributes[name] = found
         if made.op_type in ("feed", "fetch"):
@@ -240,16 +246,31 @@ def pir(data: bytes) -> Described:
     values: dict[int, Variable] = {}
     constants: dict[int, Any] = {}
     parameters: dict[str, Variable] = {}
+    lists: dict[int, list[int]] = {}
     out: list[Operator] = []
     for block in blocks:
-        out += _pir_block(block, values, constants, parameters, 0)
-    return Described(out, parameters)
+        out += _pir_block(block, values, constants, parameters, lists, 0)
+    return Described(out, parameters, dict(_fetches(blocks)))
+
+
+def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
+    """(name under which a value is fetched, its variable)."""
+    for op in (op for block in blocks for op in block["ops"]):
+        if _pir_type(str(op.get("#", ""))) in ("fetch", "shadow_output"):
+            attributes = _pir_attributes(op.get("A", ()))
+            name = attributes.get("name", attributes.get("output_name"))
+            for given in op.get("I", ()):
+                if name and isinstance(given, dict) and "%" in given:
+                    yield str(name), f"%{given['%']}"
 
 
 def _pir_block(
-    block: Any, values: dict[int, Variable], constants: dict[int, Any], parameters: dict[str, Variable], depth: int
-) -> list[Operator]:
+    block: Any, values: dict[int, Variable], constants: dict[int, Any], parameters: dict[str, Variable], lists: dict[int, list[int]],
+    depth: int,
+) -> list[Operator]:  # fmt: skip
+    """The operators of a block. lists: values that are lists of tensors, which `combine` makes and `split` and `slice` take apart."""
     out: list[Operator] = []
+    makers: dict[int, tuple[Operator, str]] = {}
     for i, given in enumerate(block.get("args") or []):
         if isinstance(given, dict) and "%" in given:
             values[given["%"]] = _pir_value(given, f"argument {i}")
@@ -266,6 +287,18 @@ def _pir_block(
         op_type, attributes, scope = _pir_type(name), _pir_attributes(op.get("A", ())), ""
         layer = attributes.pop("struct_name", "")
         scope = ".".join(part for part in str(layer).split("/") if part)
+        keys = [one.get("%") if isinstance(one, dict) else None for one in op.get("I", ())]
+        if name in ("0.combine", "builtin.combine") and len(made) == 1:
+            lists[made[0]["%"]] = [key for key in keys if key is not None]
+            continue
+        if name in ("0.split", "builtin.split", "0.slice", "builtin.slice") and keys and keys[0] in makers:
+            maker, own = makers[keys[0]]
+            first = attributes.get("index", 0) if name.endswith("slice") else 0
+            for i, value in enumerate(made):
+                values[value["%"]] = found = _pir_value(value, f"%{value['%']}")
+                maker.outputs = [pair for pair in maker.outputs if pair[0] != own]
+                maker.outputs.append((f"{own}.{int(first) + i}", found))
+            continue
         if op_type in ("full", "full_int_array") and len(made) == 1:
             constants[made[0]["%"]] = attributes.get("value")
             continue
@@ -274,11 +307,13 @@ def _pir_block(
             continue
         if op_type in ("fetch", "shadow_output"):
             continue
-        operator = Operator(op_type, attributes={k: v for k, v in attributes.items() if k not in _UNTOLD}, scope=scope)
-        for slot, given in enumerate(op.get("I", ())):
-            key = given.get("%") if isinstance(given, dict) else None
+        told = {k: v for k, v in attributes.items() if k not in _UNTOLD}
+        operator = Operator(op_type, attributes=told, scope=scope, onednn=name.startswith(_ONEDNN))
+        for slot, key in enumerate(keys):
             if key in constants:
                 operator.attributes[f"input.{slot}"] = constants[key]
+            elif key in lists:
+                operator.inputs += [(f"{slot}.{i}", values[one]) for i, one in enumerate(lists[key]) if one in values]
             elif key in values:
                 operator.inputs.append((str(slot), values[key]))
         for slot, value in enumerate(made):
@@ -286,16 +321,18 @@ def _pir_block(
                 continue
             values[value["%"]] = found = _pir_value(value, f"%{value['%']}")
             operator.outputs.append((str(slot), found))
+            makers[value["%"]] = operator, str(slot)
         for region in op.get("regions", ()):
             for inner in region.get("blocks", ()):
                 if depth < _DEPTH:
-                    operator.inside += _pir_block(inner, values, constants, parameters, depth + 1)
+                    operator.inside += _pir_block(inner, values, constants, parameters, lists, depth + 1)
         out.append(operator)
     return out
 
 
 def _pir_type(name: str) -> str:
-    """`1.matmul` is pd_op's matmul; dialects that have no number are spelt out."""
+    """`1.matmul` is pd_op's matmul, `onednn_op.matmul` too; other dialects that have no number are spelt out."""
+    name = name.removeprefix(_ONEDNN)
     dialect, _, rest = name.partition(".")
     return (rest if dialect in ("0", "1", "pd_op") else name).removesuffix("_") or name
 

@@ -1,0 +1,77 @@
+"""Capture a compiled model: `torch.compile` whose graphs are taken into a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from whence.errors import UsageError
+from whence.records import Run
+
+_TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
+
+
+def compile(  # noqa: A001 - the name that users know from torch
+    model: Any, path: str | os.PathLike[str], mode: str = "exact", **compile_options: Any
+) -> Any:
+    """`torch.compile(model)` whose calls are captured into the run `path`, until `close()`, the end of a `with` block or of the process.
+
+        with whence.compile(model, "runs/tgt") as compiled:
+            compiled(x)
+
+    mode: "exact" takes what the kernels of inductor's code leave, with the same kernels; "deep" what every node of the graph computes;
+    "fx" runs the same graph node by node without inductor's code: the reference for the other two. Where deep changes the result of a
+    graph, that graph is captured exactly (graph_anyway=True: not).
+    compile_options: fullgraph, dynamic and options of torch.compile, its mode as torch_mode ("max-autotune"); and options of
+    `whence.capture` (keep, max_bytes, force, seed, ...; graph_buffers=True keeps buffers that no node names).
+    Returns the compiled module. After `close()` it goes on as compiled, and nothing is taken.
+    Raises UsageError for an option that neither knows, CaptureError for what is no module or a torch that cannot be captured so,
+    OutputExists, StoreFailed.
+    """
+    from whence import store
+    from whence.api.capturing import _Externals, _info, _session
+    from whence.capture import launch
+    from whence.capture.options import make
+    from whence.errors import CaptureError
+
+    ours = {name: value for name, value in compile_options.items() if name not in _TORCH}
+    if "backend" in ours:
+        raise UsageError("whence.compile captures inductor's graphs: it takes no other backend")
+    if "level" in ours:
+        raise UsageError("whence.compile captures graphs: it takes no level; whence.capture does")
+    chosen = make(**ours, level="graph", graph_mode=mode)
+    if not hasattr(model, "named_modules"):
+        raise CaptureError(
+            f"cannot capture a {type(model).__name__}: whence.compile takes a torch.nn.Module; a whole program is captured by "
+            "`whence run --level graph`"
+        )
+    from whence.capture import torch_inductor
+    from whence.capture.torch_graph import GraphListener, compiled_by
+
+    torch_inductor.check(chosen.graph_mode)
+    folder = os.fspath(path)
+    session = _session(folder, chosen, None)
+    store.create(folder, _info(chosen), force=chosen.force)
+    launch.apply_determinism(chosen)
+    wanted = {name: value for name, value in compile_options.items() if name in _TORCH}
+
+    def listen(compiled: Any) -> GraphListener:
+        listener = GraphListener(session, compiled, folder=folder, find_external=_Externals(model, session))
+        listener.install()
+        return listener
+
+    return compiled_by(model, listen, **wanted)
+
+
+def observer_effects(run: Run) -> Iterator[str]:
+    """What a captured run says of how its own capture changed it: one sentence where nothing did, one for each graph that differs."""
+    none = 0
+    for note in run.notes:
+        if note.kind == "observer":
+            if note.text.startswith("observer effect: none"):
+                none += 1
+            else:
+                yield note.text
+    if none:
+        yield f"observer effect: none in {none} {'graph' if none == 1 else 'graphs'}"

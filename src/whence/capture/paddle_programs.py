@@ -1,0 +1,172 @@
+"""Lays what a predictor runs beside the program it runs: which operator a hook speaks of, and in which order it reads its operands.
+
+Hooks name tensors, in no order, and show no lists of tensors; the program has the order, the attributes and what a list is made of.
+Variables of PIR have numbers here and others there, but both count in the order of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+_NUMBER = re.compile(r"(\d+)")
+_LIST = "t_vec"
+_VALUE = re.compile(r"%(-?\d+)")
+
+
+class Variable(Protocol):
+    """A tensor of a program."""
+
+    name: str
+    dtype: str
+    persistable: bool
+
+
+class Operator(Protocol):
+    """An operator of a program, as the reader of Paddle's programs has it."""
+
+    op_type: str
+    inputs: list[tuple[str, Any]]
+    outputs: list[tuple[str, Any]]
+    attributes: dict[str, Any]
+    source: str
+    scope: str
+    inside: list[Any]
+
+
+class Described(Protocol):
+    """A program: its operators, its parameters by name, and the names under which results are fetched (name -> variable)."""
+
+    operators: list[Any]
+    parameters: dict[str, Any]
+    fetched: dict[str, str]
+
+
+class Matched(NamedTuple):
+    """What the program says of an operator that ran.
+
+    inputs: for each place that is no parameter, the hooks' name of its tensor, or "" and the operator that made it in `makers`.
+    makers: (place, operator) of operands that no hook shows under a known name. owners: hooks' name -> operator that made it.
+    """
+
+    operator: Any
+    inputs: tuple[str, ...]
+    makers: tuple[tuple[int, Any], ...]
+    owners: dict[str, Any]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def natural(name: str) -> tuple[Any, ...]:
+    """Sorts names with numbers in them by number; what stands before `inner_var_` is another in each block and each process."""
+    name = name[max(name.rfind("inner_var_"), 0) :]
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in _NUMBER.split(name))
+
+
+class Program:
+    """One program of one predictor; learns the hooks' names of its variables as operators run.
+
+    plain: a hook's name or type without what changes from process to process.
+    """
+
+    def __init__(self, described: Described, plain_type: Any) -> None:
+        self._plain = plain_type
+        self._described = described
+        self.parameters = set(described.parameters)
+        """Raw names of its parameters and constants."""
+        self.named = self._legacy = not any(_VALUE.fullmatch(v.name) for op in described.operators for _, v in op.outputs)
+        self._names: dict[str, str] = {variable: name for name, variable in described.fetched.items()}
+        self._makers: dict[str, Any] = {}
+        self._members: dict[str, tuple[Any, ...]] = {}
+        self._writers: dict[str, list[Any]] = {}
+        self._lists: dict[int, int] = {}
+        for op in _walk(described.operators):
+            for _, variable in op.outputs:
+                self._makers[variable.name] = op
+                self._writers.setdefault(variable.name, []).append(op)
+            if _is_combine(op):
+                self._members[op.outputs[0][1].name] = tuple(v for _, v in op.inputs)
+        for op in _walk(described.operators):
+            if _is_split(op):  # its results are those of whoever made the list
+                maker = self._makers.get(op.inputs[0][1].name)
+                for _, variable in op.outputs:
+                    self._makers[variable.name] = maker
+                self._lists[id(maker)] = len(op.outputs)
+        self._places: dict[Any, int] = {}
+
+    def operator(self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str]) -> Any:
+        """The operator that a hook speaks of, None where the program has none: passes that come later put operators in.
+
+        block: the operator whose block it runs in, None for the outermost; key: of that block, for the place in it. parameters: raw
+        names of those it read, None where hooks show more than it reads itself. Operators are asked for in the order of execution.
+        """
+        if self._legacy:
+            writers = [op for name in outputs for op in self._writers.get(name, ()) if self._plain(op.op_type) == op_type]
+            return writers[0] if writers else None
+        operators = self._described.operators if block is None else block.inside
+        wanted = None if parameters is None else {name for name in parameters if name in self.parameters}
+        for place in range(self._places.get(key, 0), len(operators)):
+            op = operators[place]
+            if self._plain(op.op_type) != op_type or _is_list(op):
+                continue
+            if wanted is None or {v.name for _, v in op.inputs if v.persistable} == wanted:
+                self._places[key] = place + 1
+                return op
+        return None
+
+    def listed(self, op: Any) -> int:
+        """How many tensors are in the list that an operator makes, 0 when it makes none."""
+        return self._lists.get(id(op), 0)
+
+    def writes(self, name: str) -> bool:
+        """Is this the name of something an operator writes?"""
+        return name in self._writers
+
+    def matched(self, op: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Matched:
+        """Operands in order. inputs: the hooks' names of what it read and is no parameter; outputs: of what it wrote."""
+        self.wrote(op, outputs)
+        operands = [
+            v.name for variable in (v for _, v in op.inputs) for v in self._members.get(variable.name, (variable,)) if not v.persistable
+        ]
+        self._learn(operands, inputs)
+        placed = tuple(name if (name := self._names.get(operand, operand if self._legacy else "")) or operand.startswith("%") else operand
+                       for operand in operands)  # fmt: skip
+        back = {self._names[operand]: operand for operand in operands if operand in self._names}
+        return Matched(
+            op, placed,
+            tuple((k, self._makers.get(operand)) for k, operand in enumerate(operands) if not placed[k]),
+            {name: maker for name, operand in back.items() if (maker := self._makers.get(operand)) is not None},
+        )  # fmt: skip
+
+    def wrote(self, op: Any, outputs: Sequence[str]) -> None:
+        """The hooks' names of what an operator wrote."""
+        self._learn([v.name for _, v in op.outputs], outputs)
+
+    def _learn(self, variables: Sequence[str], names: Sequence[str]) -> None:
+        """Both count in the order of the program, so what is left of both when known names are taken out stands in one order."""
+        if self._legacy:
+            return
+        known = set(self._names.values())
+        ids = sorted({v for v in variables if v not in self._names and _VALUE.fullmatch(v)}, key=lambda v: int(v[1:]))
+        free = sorted((n for n in names if n not in known and n not in variables), key=natural)
+        if len(ids) == len(free):
+            self._names.update(zip(ids, free))
+
+
+def _walk(operators: Iterable[Any]) -> Iterator[Any]:
+    for op in operators:
+        yield op
+        yield from _walk(op.inside)
+
+
+def _is_combine(op: Any) -> bool:
+    return op.op_type == "combine" and len(op.outputs) == 1 and str(op.outputs[0][1].dtype) == _LIST
+
+
+def _is_split(op: Any) -> bool:
+    return op.op_type in ("split", "slice") and bool(op.inputs) and str(op.inputs[0][1].dtype) == _LIST
+
+
+def _is_list(op: Any) -> bool:
+    return _is_combine(op) or _is_split(op)

@@ -1,0 +1,158 @@
+"""What a listener remembers of Paddle's tensors within one call of a root: which record they are, known again by their content.
+
+Buffers are used again at once and have no version, so address and form only say where to look; the bytes decide.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence import dtypes
+from whence.arrays import host, paddle
+from whence.capture.session import Session
+from whence.records import External
+
+FindExternal = Callable[[str, bytes, str, int], External | None]
+"""(name, digest, dtype, bytes) of a parameter -> where it lies in the user's file of weights, None when nowhere."""
+
+_read = ctypes.string_at
+_LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
+
+
+class Seen:
+    """A tensor that was recorded. touched: the number of the call that saw it last."""
+
+    __slots__ = ("digest", "record", "touched")
+
+    def __init__(self, record: int, digest: bytes, touched: int) -> None:
+        self.record, self.digest, self.touched = record, digest, touched
+
+
+class Held(NamedTuple):
+    """A parameter as it was last hashed: where, a sample of its bytes, its record."""
+
+    address: int
+    nbytes: int
+    probe: bytes
+    record: int
+
+
+class Look(NamedTuple):
+    """A tensor's form and where its bytes are: at an address, or in `data`. why: there are none to read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: int
+    nbytes: int
+    data: np.ndarray[Any, np.dtype[np.uint8]] | None
+    why: str = ""
+
+    def digest(self) -> bytes:
+        """xxh3_128 of the bytes."""
+        return host.digest_at(self.place, self.nbytes) if self.data is None else host.digest(self.data)
+
+
+def look(tensor: Any) -> Look:
+    """The form of a tensor and its bytes, copied only where they do not lie plainly in host memory."""
+    shape, name = tuple(tensor.shape), paddle.dtype_name(tensor)
+    why = "" if name and tensor._is_initialized() and tensor.is_dense() else paddle.unreadable(tensor)
+    if why:
+        return Look(name or str(tensor.dtype), shape, 0, 0, None, why)
+    nbytes: int = dtypes.DTYPES[name].itemsize
+    for extent in shape:
+        nbytes *= extent
+    place = paddle.address(tensor) if nbytes else 0
+    return Look(name, shape, place, nbytes, None if place or not nbytes else paddle.canonical(tensor))
+
+
+class Tensors:
+    """Sights of one root. Not thread-safe: who uses it holds a lock."""
+
+    def __init__(self, session: Session, find_external: FindExternal | None = None) -> None:
+        self._session, self._find_external = session, find_external
+        self._placed: dict[tuple[Any, ...], Seen] = {}
+        self._held: dict[str, Held] = {}
+        self._digests: dict[str, tuple[bytes, int]] = {}
+
+    def begin(self) -> None:
+        """A call of the root begins: what lay where before means nothing any more."""
+        self._placed.clear()
+
+    def known(self, seen: Look, digest: bytes, order: int, *, since: int = -1) -> int | None:
+        """The record these bytes at this place are, None when they are none; of calls since the one numbered `since`."""
+        found = self._placed.get((seen.place, seen.dtype, seen.shape)) if seen.place else None
+        if found is None or found.digest != digest or found.touched < since:
+            return None
+        found.touched = order
+        return found.record
+
+    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> None:
+        """These bytes at this place are this record from now on."""
+        if seen.place:
+            self._placed[seen.place, seen.dtype, seen.shape] = Seen(record, digest, order)
+
+    def record(
+        self, tensor: Any, seen: Look, digest: bytes, *, scope: str, slot: str, op_type: str, keep: bool | None = None,
+        external: External | None = None,
+    ) -> int:  # fmt: skip
+        """A new record of a readable tensor."""
+        data = seen.data if seen.data is not None else paddle.viewed(seen.place, seen.nbytes)
+        place = getattr(tensor, "place", None)
+        device = "cpu" if place is None or place.is_cpu_place() else str(place)[6:-1]
+        return self._session.record(
+            seen.dtype, seen.shape, data, digest, scope=scope, slot=slot, op_type=op_type, value=tensor, device=device,
+            address=seen.place if seen.data is None else 0, keep=keep, external=external,
+        )  # fmt: skip
+
+    def sight(
+        self, tensor: Any, order: int, *, scope: str, slot: str, op_type: str, since: int = -1, keep: bool | None = None
+    ) -> tuple[int, str]:  # fmt: skip
+        """(record, edge) of a tensor: one that is known by its bytes (edge "content"), or a new one (edge "")."""
+        seen = look(tensor)
+        if seen.why:
+            return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
+        digest = seen.digest()
+        number = self.known(seen, digest, order, since=since)
+        if number is not None:
+            return number, "content"
+        number = self.record(tensor, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=keep)
+        self.remember(seen, digest, number, order)
+        return number, ""
+
+    def parameter(self, tensor: Any, name: str, *, scope: str, slot: str, op_type: str, sure: bool = False) -> tuple[int, str]:
+        """(record, edge) of a parameter, hashed once and again when a sample of its bytes has changed. sure: hash it in any case."""
+        held = self._held.get(name)
+        if held is not None and not sure and tensor._is_initialized() and _same(held, tensor):
+            return held.record, "content"
+        seen = look(tensor)
+        if seen.why:
+            return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
+        digest = seen.digest()
+        before, edge = self._digests.get(name), "content"
+        if before is not None and before[0] == digest:
+            known = before[1]
+        else:
+            external, edge = None, ""
+            if self._find_external is not None and self._session.elements_on and seen.nbytes >= _LEAST:
+                external = self._find_external(name, digest, seen.dtype, seen.nbytes)
+            known = self.record(tensor, seen, digest, scope=scope, slot=slot, op_type=op_type, external=external)
+        self._digests[name] = (digest, known)
+        place = int(tensor.data_ptr()) if seen.nbytes else 0
+        self._held[name] = Held(place, seen.nbytes, _sample(place, seen.nbytes) if seen.place else b"", known)
+        return known, edge
+
+
+def _same(held: Held, tensor: Any) -> bool:
+    place = int(tensor.data_ptr())
+    return place == held.address and (not held.probe or _sample(place, held.nbytes) == held.probe)
+
+
+def _sample(place: int, nbytes: int) -> bytes:
+    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
+    if nbytes <= 192:
+        return _read(place, nbytes) if nbytes else b""
+    return _read(place, 64) + _read(place + nbytes // 2 - 32, 64) + _read(place + nbytes - 64, 64)

@@ -1,0 +1,41 @@
+"""Which parameter faces which, as a map that `whence compare --map` takes; what is known of each stands in comments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from whence.report.plain import clean, count
+from whence.results import FacedWeight, WeightMap
+
+
+def weights_map(found: WeightMap) -> str:
+    """The map as text (YAML)."""
+    equal = sum(w.state == "equal" for w in found.pairs)
+    lines = [f"# {count(len(found.pairs), 'parameter')} face each other, {count(equal)} equal; whence compare REF TGT --map FILE takes it"]
+    groups: dict[tuple[str, str], list[FacedWeight]] = {}
+    for weight in found.pairs:
+        groups.setdefault((weight.reference, weight.target), []).append(weight)
+    lines.append("pairs:" if groups else "pairs: []")
+    for (ours, theirs), weights in groups.items():
+        entry: dict[str, Any] = {"reference": ours, "target": theirs}
+        slots = {f"param.{w.name}": _made(w) for w in weights if w.dims or w.name != w.target_name}
+        text = yaml.safe_dump([{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140)
+        lines += [f"  {line}" for line in text.rstrip("\n").split("\n")]
+        lines += [f"  # {_said(w)}" for w in weights]
+    lines += [f"# only reference: {clean(name)}" for name in found.only_reference]
+    lines += [f"# only target: {clean(name)}" for name in found.only_target]
+    return "\n".join(lines) + "\n"
+
+
+def _made(weight: FacedWeight) -> Any:
+    if weight.name == weight.target_name:
+        return weight.dims
+    return {"dims": weight.dims or "x", "x": f"param.{weight.target_name}"}
+
+
+def _said(weight: FacedWeight) -> str:
+    how = f", {clean(weight.dims)}" if weight.dims else ""
+    state = weight.state if not weight.rel_l2 else f"{weight.state}, rel_l2 {weight.rel_l2:.2g}"
+    return f"{clean(weight.name)} {list(weight.shape)}: {clean(weight.target_name)} {list(weight.target_shape)}{how}: {state}"
