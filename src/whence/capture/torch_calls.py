@@ -127,16 +127,18 @@ class Made:
         for name, value in kwargs.items():
             self._take(name, value)
 
-    def _take(self, name: str, value: Any) -> None:
+    def _take(self, name: str, value: Any) -> Any:
+        """An argument as plain values, {"slot": ...} where it is a tensor."""
         if isinstance(value, torch.Tensor):
-            self._tensor(self.overload.slots[name], value)
-        elif isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+            return self._tensor(self.overload.slots[name], value)
+        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
             slot = self.overload.slots[name]
             items = [self._tensor(f"{slot}.{i}", v) if isinstance(v, torch.Tensor) else self._encoded(v) for i, v in enumerate(value)]
             if not all(isinstance(v, torch.Tensor) for v in value):
                 self.arguments[name] = items
-        else:
-            self.arguments[name] = self._encoded(value)
+            return items
+        encoded = self.arguments[name] = self._encoded(value)
+        return encoded
 
     @property
     def given(self) -> dict[str, Any]:
@@ -345,7 +347,7 @@ class Made:
         return msgspec.structs.replace(program, id=digest), ""
 
     def _form(self, name: str) -> Any:
-        """An argument as plain values, {"slot": ...} where it is a tensor."""
+        """What `_take` said of an argument."""
         if name in self.arguments:
             return self.arguments[name]
         slot, value = self.overload.slots[name], self.given[name]

@@ -31,7 +31,7 @@ from whence.capture.torch_calls import overload_of
 from whence.capture.torch_graph_eager import MadeInGraph, interpreted
 from whence.capture.torch_graph_effect import Cannot, difference, silently
 from whence.capture.torch_inductor import Collected, Site
-from whence.capture.torch_known import Root, StorageRef, address_of, sample
+from whence.capture.torch_known import Root, StorageRef, address_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
 from whence.capture.torch_overloads import facts_of
@@ -530,7 +530,7 @@ class GraphListener(Listener):
         if held is not None and held[1:3] == (version, probe) and not torch.UntypedStorage._expired(held[0].cdata):
             return held[3], "identity"
         number, edge, _ = self._sight(tensor, slot, made, parameter=True)
-        self._held[place] = StorageRef(tensor), version, probe, number
+        self._held[place] = storage_ref(tensor), version, probe, number
         return number, edge
 
     def _whole(self, graph: Graph, inputs: Any, made: Execution) -> tuple[str, str]:
@@ -632,8 +632,8 @@ class GraphListener(Listener):
         what, maker, options = nodes.named(node), nodes.origin_of(node), self.session.options
         scope = made.graph.scope(what)
         seer = _Seer(scope, what.base, made.keep and self.session.elements_on)
-        ran = MadeInGraph(overload_of(maker.target), made.order, scope, made.phase, made, -1, what.source, maker.target)
-        ran.take(args, kwargs)
+        ran = MadeInGraph(overload_of(maker.target), made.order, scope, made.phase, made, -1, what.source, (args, kwargs))
+        ran.take()
         for slot, tensor in ran.inputs:
             ran.see(slot, self._sight(tensor, slot, seer), "")
         if ran.overload.draws(ran.given):

@@ -18,7 +18,14 @@ from whence.records import Program
 class MadeInGraph(Made):
     """An operator of a graph: its inputs are numbered in the order of the schema, as those of a kernel are."""
 
-    __slots__ = ()
+    __slots__ = ("_forms",)
+
+    def take(self) -> None:
+        args, kwargs = self.called
+        self._forms = {name: self._take(name, value) for name, value in (*zip(self.overload.positional, args), *kwargs.items())}
+
+    def _form(self, name: str) -> Any:
+        return self._forms[name]
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
         return super()._tensor(f"input.{len(self.inputs)}", tensor)

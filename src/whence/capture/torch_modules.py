@@ -25,15 +25,9 @@ from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture import torch_ranks, torch_settings
 from whence.capture.session import Session
-<<<<<<< HEAD
-from whence.capture.torch_compiled import Trap, inside
+from whence.capture.torch_compiled import Trap, inside, is_compilers
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call
-=======
-from whence.capture.torch_compiled import Trap, inside, is_compilers
-from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample
-from whence.capture.torch_modes import NoFunctions, Quiet, is_traced, set_call
->>>>>>> int
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
