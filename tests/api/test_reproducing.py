@@ -205,17 +205,17 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
 
 def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     """The recorded output stands for it; the script runs there as the target did."""
-    from whence.api import reproducing
+    from whence.api import reproduced
 
     first, second = captured(tmp_path / "ref"), captured(tmp_path / "tgt", Off)
     cmp = compared(tmp_path, first, second)
-    way = reproducing._Subject._way
+    way = reproduced._Subject._way
 
     def elsewhere(self, run, call, notes):
         found = way(self, run, call, notes)
-        return reproducing.replace(found, device="xpu:7") if run is self.faces.target else found
+        return reproduced.replace(found, device="xpu:7") if run is self.faces.target else found
 
-    monkeypatch.setattr(reproducing._Subject, "_way", elsewhere)
+    monkeypatch.setattr(reproduced._Subject, "_way", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")
     assert (made.default, made.holds) == ("recorded", True)
     assert made.sentence.startswith("what was recorded fails; the target ran on xpu:7, which this machine has not; passes")

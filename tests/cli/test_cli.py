@@ -292,4 +292,4 @@ def test_print_takes_a_pattern_or_none(tmp_path):
 
 def test_every_public_file_has_a_first_line():
     for path in Path(cli.__file__).parent.glob("[!_]*.py"):
-        assert cli.one_line(path.stem).endswith("."), path
+        assert cli.one_line(path.stem.replace("_", "-")).endswith("."), path

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 _NUMBER = re.compile(r"(\d+)")
-_LIST = "t_vec"
 _VALUE = re.compile(r"%(-?\d+)")
 
 
@@ -78,21 +77,11 @@ class Program:
         self.named = self._legacy = not any(_VALUE.fullmatch(v.name) for op in described.operators for _, v in op.outputs)
         self._names: dict[str, str] = {variable: name for name, variable in described.fetched.items()}
         self._makers: dict[str, Any] = {}
-        self._members: dict[str, tuple[Any, ...]] = {}
         self._writers: dict[str, list[Any]] = {}
-        self._lists: dict[int, int] = {}
         for op in _walk(described.operators):
             for _, variable in op.outputs:
                 self._makers[variable.name] = op
                 self._writers.setdefault(variable.name, []).append(op)
-            if _is_combine(op):
-                self._members[op.outputs[0][1].name] = tuple(v for _, v in op.inputs)
-        for op in _walk(described.operators):
-            if _is_split(op):  # its results are those of whoever made the list
-                maker = self._makers.get(op.inputs[0][1].name)
-                for _, variable in op.outputs:
-                    self._makers[variable.name] = maker
-                self._lists[id(maker)] = len(op.outputs)
         self._places: dict[Any, int] = {}
 
     def operator(self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str]) -> Any:
@@ -108,7 +97,7 @@ class Program:
         wanted = None if parameters is None else {name for name in parameters if name in self.parameters}
         for place in range(self._places.get(key, 0), len(operators)):
             op = operators[place]
-            if self._plain(op.op_type) != op_type or _is_list(op):
+            if self._plain(op.op_type) != op_type:
                 continue
             if wanted is None or {v.name for _, v in op.inputs if v.persistable} == wanted:
                 self._places[key] = place + 1
@@ -117,7 +106,7 @@ class Program:
 
     def listed(self, op: Any) -> int:
         """How many tensors are in the list that an operator makes, 0 when it makes none."""
-        return self._lists.get(id(op), 0)
+        return sum("." in slot for slot, _ in op.outputs) if not self._legacy else 0
 
     def writes(self, name: str) -> bool:
         """Is this the name of something an operator writes?"""
@@ -126,9 +115,7 @@ class Program:
     def matched(self, op: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Matched:
         """Operands in order. inputs: the hooks' names of what it read and is no parameter; outputs: of what it wrote."""
         self.wrote(op, outputs)
-        operands = [
-            v.name for variable in (v for _, v in op.inputs) for v in self._members.get(variable.name, (variable,)) if not v.persistable
-        ]
+        operands = [v.name for _, v in op.inputs if not v.persistable]
         self._learn(operands, inputs)
         placed = tuple(name if (name := self._names.get(operand, operand if self._legacy else "")) or operand.startswith("%") else operand
                        for operand in operands)  # fmt: skip
@@ -158,15 +145,3 @@ def _walk(operators: Iterable[Any]) -> Iterator[Any]:
     for op in operators:
         yield op
         yield from _walk(op.inside)
-
-
-def _is_combine(op: Any) -> bool:
-    return op.op_type == "combine" and len(op.outputs) == 1 and str(op.outputs[0][1].dtype) == _LIST
-
-
-def _is_split(op: Any) -> bool:
-    return op.op_type in ("split", "slice") and bool(op.inputs) and str(op.inputs[0][1].dtype) == _LIST
-
-
-def _is_list(op: Any) -> bool:
-    return _is_combine(op) or _is_split(op)

@@ -19,7 +19,7 @@ from whence.records import Run
 SHELL = "_whence_shell"
 """Attribute of a function that was compiled on a rung: the module that stands for it."""
 
-NOTE = "compiled"
+NOTE = "rung"
 """Kind of the note in which a run says what it compiled."""
 
 ROUNDED = "rounded"

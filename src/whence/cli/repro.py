@@ -1,4 +1,4 @@
-"""Write a script that shows the fault of a finding: one operator, its real inputs, run as the target ran it and as the reference did.
+"""Write one script that shows the fault of a finding: an operator with its real inputs, run both ways.
 
 \b
     whence repro cmp -o repro
