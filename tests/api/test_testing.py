@@ -211,8 +211,10 @@ def test_a_custom_operator_comes_with_import(runs, run_tests, plugins, tmp_path)
     x = np.linspace(-1, 1, 9, dtype=np.float32)
     run = one_call("mine.twice.default", {"input.x": x, "output.0": 2 * x})
     whence.generate_tests(run, tmp_path / "tests")
-    assert rows(run_tests(tmp_path / "tests", "one.csv", "--import", "mine"))["mine_twice_default_0"]["status"] == "pass"
-    assert "--import MODULE" in rows(run_tests(tmp_path / "tests", "two.csv", code=1))["mine_twice_default_0"]["reason"]
+    (row,) = rows(run_tests(tmp_path / "tests", "one.csv", "--import", "mine")).values()
+    assert (row["op_name"], row["status"]) == ("mine.twice.default", "pass")
+    (row,) = rows(run_tests(tmp_path / "tests", "two.csv", code=1)).values()
+    assert "--import MODULE" in row["reason"]
 
 
 def one_call(op, arrays, arguments=None, scope="", source=""):

@@ -59,7 +59,7 @@ class Rung:
         self._of_modules: Any = None
         self._hook: Any = None
         self._random: bool | None = None
-        self._before = (0, 0)
+        self._before: tuple[int, dict[str, int]] = (0, {})
 
     def install(self) -> None:
         """Wrap `torch.compile` and `nn.Module.compile`."""
@@ -91,8 +91,9 @@ class Rung:
             self._hook.remove()
         if self._random is not None:
             torch._inductor.config.fallback_random = self._random
-        graphs, breaks = (max(now - then, 0) for now, then in zip(_counted(), self._before, strict=True))
-        return Compiled(self._name, self._asked, tuple(self._backends), graphs, breaks)
+        (graphs, breaks), (before, broken) = _counted(), self._before
+        reasons = sum(count > broken.get(reason, 0) for reason, count in breaks.items())
+        return Compiled(self._name, self._asked, tuple(self._backends), max(graphs - before, 0), reasons)
 
     def _compile(self, original: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
         self._met(given)
@@ -179,9 +180,9 @@ def of_run(run: Run) -> list[Compiled]:
     return [msgspec.json.decode(n.text, type=Compiled) for n in run.notes if n.kind == NOTE]
 
 
-def _counted() -> tuple[int, int]:
-    """(graphs, reasons for breaks) that dynamo has counted in this process so far. It counts a break once for each time it tries."""
+def _counted() -> tuple[int, dict[str, int]]:
+    """What dynamo has counted in this process so far: graphs, and how often for each reason it broke one."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is None:
-        return 0, 0
-    return int(counters["stats"]["unique_graphs"]), len(counters["graph_break"])
+        return 0, {}
+    return int(counters["stats"]["unique_graphs"]), dict(counters["graph_break"])
