@@ -10,6 +10,7 @@ import msgspec
 from whence.align import mapped
 from whence.align.calls import fused as apart
 from whence.align.calls import moves
+from whence.align.calls.graphs import cut_alike
 from whence.align.calls.levels import one_level
 from whence.align.calls.plan import plan
 from whence.align.calls.rebased import rebased
@@ -53,6 +54,8 @@ def align(
         said = [*said, *more]
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
+        reference, target, cut = cut_alike(reference, target)
+        said = [*said, *cut]
         target, moved = rebased(reference, target)
         said = [*said, *moved]
     if match in ("auto", "names"):
