@@ -12,6 +12,7 @@ from whence.align.calls import fused as apart
 from whence.align.calls import moves
 from whence.align.calls.graphs import cut_alike
 from whence.align.calls.levels import one_level
+from whence.align.calls.modules import by_module, graphs_in_one
 from whence.align.calls.plan import plan
 from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
@@ -56,6 +57,10 @@ def align(
     if match in ("auto", "names"):
         reference, target, cut = cut_alike(reference, target)
         said = [*said, *cut]
+        if chart is None and graphs_in_one(reference, target):
+            target, found = by_module(reference, target)
+            found = msgspec.structs.replace(found, notes=(*said, *found.notes), made_target=made_of(target))
+            return Aligned(reference, target, worded(target, found))
         target, moved = rebased(reference, target)
         said = [*said, *moved]
     if match in ("auto", "names"):

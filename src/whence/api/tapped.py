@@ -353,7 +353,8 @@ class Tapped:
         if not hasattr(self, "_labels"):
             made = {m.record: m.operands[0][1][0] for m in self.faces.plan.made_target if m.operands}
             self._made = made
-            self._labels = {r.record: c.id for c in self.faces.target.calls for r in c.refs}
+            made_by = {r.record: c.id for c in self.faces.target.calls for r in c.slots("output")}
+            self._labels = {r.record: c.id for c in self.faces.target.calls for r in c.refs} | made_by
         record = slot.target_record
         while record in self._made:
             record = self._made[record]

@@ -157,10 +157,6 @@ class _Both:
             _pieces(self.one, {name: name for name in self.shown}, together),
             _pieces(self.other, {name: self.names[name] for name in self.shown}, together),
         ]
-        made: list[dict[str, tuple[dict[str, int], str]]] = []
-        for side, cut, calls in zip((self.one, self.other), cuts, zip(*self.shown.values())):
-            values = {f"input.{name}": _output(call) for name, call in zip(self.shown, calls)}
-            made.append({name: ({**side.records, **values}, pieced.id if pieced else "") for name, pieced in cut.items()})
         needed = {name: [s for cut in cuts for s in _slots(cut.get(name))] for name in (*self.shown, "")}
         for at, side in enumerate((self.one, self.other)):
             for place, (name, calls) in enumerate(zip(self.shown, self.shown.values())):

@@ -1,0 +1,216 @@
+"""A run of compiled graphs against one of modules: the node of a graph that a module returns faces what that module returned.
+
+A compiler leaves of a module what the next kernel reads: the value of a node whose module path is the module's and that is used
+outside it is the module's output. Modules of which nothing was left are judged through: between tensors that both runs show, the
+reference's programs run on what the target had (`api.tapped`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from whence.align import expressions as ex
+from whence.align.calls.sites import match_roots, selected
+from whence.align.derived import Making
+from whence.align.layout import axes
+from whence.errors import ElementsMissing
+from whence.records import Call, Program, Run, children
+from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
+
+_MOVES = frozenset((
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze", "alias", "detach",
+    "split", "split_with_sizes", "chunk", "unbind", "as_strided", "unflatten", "narrow",
+))  # fmt: skip
+_TURNS = frozenset(("transpose", "permute", "t"))
+
+_Place = tuple[int, int]  # operation, result
+
+
+class Shown(NamedTuple):
+    """A tensor of a graph that is the output of a module. slot: of the module. plain: nothing has changed the order of its elements."""
+
+    scope: str
+    call: Call
+    plain: bool
+
+
+def graphs_in_one(reference: Run, target: Run) -> bool:
+    """Did only the target execute compiled graphs, and the reference modules?"""
+    return any(c.kind == "graph" for c in target.calls) and not any(c.kind == "graph" for c in reference.calls)
+
+
+def by_module(reference: Run, target: Run) -> tuple[Run, Plan]:
+    """The target with tensors in the reference's axes, and a plan that pairs what modules returned with nodes of graphs."""
+    at = _ByModule(reference, target)
+    at.modules()
+    at.graphs()
+    return at.making.done(), at.plan()
+
+
+class _ByModule:
+    def __init__(self, reference: Run, target: Run) -> None:
+        self.reference, self.target = reference, target
+        self.making = Making(target)
+        self.faced: dict[int, tuple[int, str, SlotPair]] = {}
+        roots = match_roots(reference.calls, target.calls)
+        self.alone = len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
+        self.by_key: dict[tuple[Any, ...], Call] = {}
+        for call in selected(reference.calls):
+            if call.kind == "module" and call.phase == "forward":
+                self.by_key[self._key(call, roots.get(call.root, call.root), call.scope, call.occurrence)] = call
+        self.below = children(target.calls)
+        self._found: dict[Any, dict[str, list[_Place]]] = {}
+
+    def _key(self, call: Call, root: str, scope: str, occurrence: int) -> tuple[Any, ...]:
+        return (0 if self.alone else call.rank), root, call.step, call.micro, scope, occurrence
+
+    def modules(self) -> None:
+        """Modules that both runs called: around the graphs, and those that were not compiled."""
+        for other in selected(self.target.calls):
+            call = self.by_key.get(self._key(other, other.root, other.scope, other.occurrence)) if other.kind == "module" else None
+            if call is None or other.phase != "forward":
+                continue
+            theirs = {r.slot: r.record for r in other.refs}
+            for ref in call.refs:
+                if not ref.slot.startswith("param") and ref.slot in theirs:
+                    self._face(ref.record, theirs[ref.slot], other, ref.slot, "the same module", plain=True)
+
+    def graphs(self) -> None:
+        """What graphs leave of the modules inside them."""
+        for graph in selected(self.target.calls):
+            program = self.target.programs.get(graph.program)
+            if graph.kind != "graph" or graph.phase != "forward" or program is None or not program.scopes:
+                continue
+            kids = {k.op: k for i in self.below.get(graph.id, ()) if (k := self.target.calls[i]).kind == "operator"}
+            for scope, found in shown(program, kids).items():
+                call = self.by_key.get(self._key(graph, graph.root, scope, 0))
+                if call is None or self._key(graph, graph.root, scope, 1) in self.by_key:
+                    continue  # of a module that was called again the graph does not tell which call it was
+                outs = list(dict.fromkeys(r.record for r in call.slots("output")))
+                for record, one in self._matched(outs, found):
+                    self._face(record, _output(one.call), one.call, "output.0", f"node {one.call.op} is what {scope} returns", one.plain)
+
+    def _matched(self, outs: Sequence[int], found: Sequence[Shown | None]) -> Iterable[tuple[int, Shown]]:
+        """Outputs of a module and nodes, one to one; a node that was not captured is None."""
+        count = self.reference.records
+        if len(found) == 1 and found[0] is not None:
+            size = self.target.records[_output(found[0].call)].count
+            yield from ((r, found[0]) for r in [r for r in outs if count[r].count == size][:1])
+        elif len(found) == len(outs):
+            for record, one in zip(outs, found):
+                if one is not None and self.target.records[_output(one.call)].count == count[record].count:
+                    yield record, one
+
+    def _face(self, record: int, other: int, call: Call, slot: str, why: str, plain: bool) -> None:
+        have, want = self.target.records[other].shape, self.reference.records[record].shape
+        node: ex.Node | None = next(iter(axes.ways(have, want)), None)
+        if not plain:
+            node = None
+            try:
+                fit = axes.fit(self.target.array(other), self.reference.array(record))
+            except ElementsMissing:
+                fit = None
+            if fit is not None and fit.close:
+                node = fit.node
+        if node is None:
+            return
+        try:
+            made = self.making.add(node, {"x": [other]}, why)
+        except ex.Unfit:
+            return
+        dims = "" if made == other else str(node)
+        self.faced.setdefault(record, (call.id, why, SlotPair("", slot, record, made, dims)))
+
+    def plan(self) -> Plan:
+        """Every module of which the target shows what it returned faces that; the others have no partner and are judged through."""
+        pairs: list[CallPair] = []
+        for call in sorted(selected(self.reference.calls), key=lambda c: c.order):
+            left = [r for r in call.refs if r.record in self.faced and r.slot.startswith(("output", "mutated"))]
+            if call.kind != "module" or not left:
+                continue
+            given = [r for r in call.refs if r.record in self.faced and r.slot.startswith("input")]
+            target, why, _ = self.faced[left[0].record]
+            slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left))
+            there = {s.reference_slot for s in slots}
+            only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
+            pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
+        used, facing = {p.target for p in pairs}, {p.reference for p in pairs}
+        inside = [c for c in selected(self.target.calls) if c.kind in ("graph", "operator", "region") and c.id not in used]
+        forward, other = (sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside) for ahead in (True, False))
+        notes = []
+        if forward:
+            notes.append(f"{forward} tensors of the target's graphs are no module's output; they are judged with the next that is")
+        if other:
+            notes.append(f"{other} tensors of the target's backward graphs are not compared: modules show none; capture the fx run")
+        return Plan(
+            tuple(pairs), tuple(c.id for c in selected(self.reference.calls) if c.kind == "module" and c.id not in facing),
+            tuple(c.id for c in selected(self.target.calls) if c.id not in used and c not in inside), (),
+            tuple(notes),
+        )  # fmt: skip
+
+
+def shown(program: Program, kids: Mapping[str, Call]) -> dict[str, list[Shown | None]]:
+    """By module path, what leaves the module, in order; None for what the run does not show. kids: calls of the run, by node."""
+    names = {(i, 0): name for i, name in enumerate(program.names)} | {(i, k): name for name, i, k in program.picks}
+    users, turns = _users(program)
+    out: dict[str, list[Shown | None]] = defaultdict(list)
+    for place in sorted(users):
+        scope, kid = program.scopes[place[0]], kids.get(names.get(place, ""))
+        while scope:
+            if not all(_within(user, scope) for user in users[place]):
+                plain = not any(_within(turn, scope) for turn in turns[place])
+                out[scope].append(Shown(scope, kid, plain) if kid is not None else None)
+            scope = scope.rpartition(".")[0]
+    return out
+
+
+def _within(scope: str, above: str) -> bool:
+    return scope == above or scope.startswith(above + ".")
+
+
+def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[str]]]:
+    """By value: the modules that use it ("" for what the graph returns), and those that turn its axes. Views are looked through."""
+    behind: dict[_Place, tuple[_Place | None, frozenset[str]]] = {}
+    users: dict[_Place, set[str]] = defaultdict(set)
+    turns: dict[_Place, set[str]] = defaultdict(set)
+
+    def source(place: _Place) -> tuple[_Place | None, frozenset[str]]:
+        if program.operations[place[0]].name.split(".")[1] not in _MOVES:
+            return place, frozenset()
+        return behind.get((place[0], 0), (None, frozenset()))
+
+    def use(value: Any, user: str) -> None:
+        for place in _places(value):
+            found, turned = source(place)
+            if found is not None:
+                users[found].add(user)
+                turns[found] |= turned
+
+    for i, op in enumerate(program.operations):
+        base = op.name.split(".")[1]
+        if base in _MOVES:
+            found, turned = next((source(p) for p in _places(op.args)), (None, frozenset()))
+            behind[i, 0] = found, turned | {program.scopes[i]} if base in _TURNS else turned
+        else:
+            use([*op.args, *op.kwargs.values()], program.scopes[i])
+    for _, operand in program.outputs:
+        use(operand, "")
+    return users, turns
+
+
+def _places(value: Any) -> Iterable[_Place]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _places(item)
+    elif isinstance(value, dict) and "op" in value:
+        yield value["op"][0], value["op"][1]
+
+
+def _named(slot: SlotPair, name: str) -> SlotPair:
+    return SlotPair(name, slot.target_slot, slot.reference_record, slot.target_record, slot.dims)
+
+
+def _output(call: Call) -> int:
+    return call.slots("output")[0].record
