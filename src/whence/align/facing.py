@@ -12,7 +12,7 @@ from whence.align.calls import fused as apart
 from whence.align.calls import moves
 from whence.align.calls.graphs import cut_alike
 from whence.align.calls.levels import one_level
-from whence.align.calls.modules import by_module, graphs_in_one
+from whence.align.calls.modules import as_graphs, by_module, graphs_in_one
 from whence.align.calls.plan import plan
 from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
@@ -55,6 +55,8 @@ def align(
         said = [*said, *more]
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
+        if graphs_in_one(target, reference):
+            target = as_graphs(reference, target)
         reference, target, cut = cut_alike(reference, target)
         said = [*said, *cut]
         if chart is None and graphs_in_one(reference, target):

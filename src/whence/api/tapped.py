@@ -291,7 +291,8 @@ class Tapped:
                 sentence=f"differs by rel_l2 {_said(error.value)}, and nothing it rests on is seen{f'; no replay: {why}' if why else ''}",
             )  # fmt: skip
         tile = self._maker[record]
-        shown = self.faces.target.calls[self._label(slot)].scope
+        label = self.faces.target.calls[self._label(slot)]
+        shown = label.scope or label.root
         return _but(verdict, stretch=tile[1], slot=slot.reference_slot, sentence=f"{verdict.sentence} (the target's {shown})")
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
@@ -320,6 +321,8 @@ class Tapped:
         common = [group[0] for group in zip(*paths) if len(set(group)) == 1][-1]
         parts = dict.fromkeys(self._topmost(t[0], behind) for t in sorted(own, key=self._order.__getitem__))
         if len(parts) < 2 or common in parts or (all(self._within(call, common) for call in parts) and calls[common].parent != -1):
+            if common != tile[0] and not calls[common].scope:
+                return _but(verdict, where=calls[common].root, named=common, sentence=sentence)
             return _but(verdict, where="" if common == tile[0] else calls[common].scope, sentence=sentence)
         # Several calls of a container that is more than they are.
         scopes = [calls[call].scope for call in parts]

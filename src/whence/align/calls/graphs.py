@@ -20,10 +20,31 @@ from whence.align.calls.sites import match_roots
 from whence.align.derived import Derived
 from whence.records import Call, Program, Ref, Run, children
 
-COMPILED = "compiled by inductor"
+_NODE = "node "
+_KERNEL = "kernel "
+_COMPILED = "compiled by inductor"
 _MOST = 20_000  # operations of two graphs that differ; beyond, they are matched by name
 
 _Place = tuple[int, int]  # operation, result
+
+
+def kernel(call: Call) -> str:
+    """The node of a graph that a call is and the kernel that computed it, in words; "" of other calls."""
+    if is_piece(call):
+        return ", ".join(n for n in call.notes if n.startswith((_NODE, _KERNEL)))
+    if call.kind == "operator" and "kernel" in call.arguments:
+        return f"{_NODE}{call.op}, {_kernel(call)}"
+    return ""
+
+
+def is_piece(call: Call) -> bool:
+    """Is this a node of a graph that was cut alike in both runs?"""
+    return any(n.startswith(_NODE) for n in call.notes)
+
+
+def is_compiled(call: Call) -> bool:
+    """Did compiled code compute this node?"""
+    return "kernel" in call.arguments
 
 
 class Cut(NamedTuple):
@@ -173,23 +194,22 @@ class _Both:
         for at in (0, 1):
             kernels: dict[Hashable, set[str]] = defaultdict(set)
             for name, calls in self.shown.items():
-                kernels[calls[at].arguments.get("kernel"), calls[at].origins].add(name)
+                if is_compiled(calls[at]):
+                    kernels[calls[at].arguments["kernel"], calls[at].origins].add(name)
             for members in kernels.values():
                 for name in members if len(members) > 1 else ():
                     out[name] |= members
         return out
 
     def _call(self, side: _Side, call: Call, name: str, place: int, inputs: Sequence[Ref], program: Program | None) -> Call:
-        said = (f"kernel {kernel} of {_listed(call.origins)}",) if (kernel := call.arguments.get("kernel")) else ()
-        if call.op != name:
-            said = (*said, f"{call.op} there")
+        said = (f"{_NODE}{call.op}", *((_kernel(call),) if is_compiled(call) else ()))
         if program is not None:
             side.cutting.programs[program.id] = program
         return msgspec.structs.replace(
             call, op=name, occurrence=self.shown[name][0].occurrence, refs=(*inputs, Ref("output.0", _output(call))),
-            order=side.call.order + place + 1, origins=(), notes=(*call.notes, f"node {name}", *said),
+            order=side.call.order + place + 1, origins=(), notes=(*call.notes, *said),
             program=program.id if program is not None else "",
-            no_program=COMPILED if program is not None and side.compiled else "" if program is not None else side.call.no_program,
+            no_program=_COMPILED if program is not None and side.compiled else "" if program is not None else side.call.no_program,
         )  # fmt: skip
 
     def _tail(self, side: _Side, program: Program | None, needed: set[str]) -> None:
@@ -203,7 +223,7 @@ class _Both:
             side.cutting.programs[program.id] = program
         side.cutting.replaced[side.call.id] = msgspec.structs.replace(
             side.call, refs=refs, program=program.id if program is not None else "",
-            no_program=COMPILED if program is not None and side.compiled else side.call.no_program,
+            no_program=_COMPILED if program is not None and side.compiled else side.call.no_program,
         )  # fmt: skip
 
 
@@ -325,6 +345,10 @@ def _index(table: list[Any], item: Any) -> int:
     if item not in table:
         table.append(item)
     return table.index(item)
+
+
+def _kernel(call: Call) -> str:
+    return f"{_KERNEL}{call.arguments['kernel']} computes {_listed(call.origins)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from whence.align import expressions as ex
+from whence.align.calls.fused import renumbered
 from whence.align.calls.sites import match_roots, selected
-from whence.align.derived import Making
+from whence.align.derived import Derived, Making
 from whence.align.layout import axes
 from whence.errors import ElementsMissing
-from whence.records import Call, Program, Run, children
+from whence.records import Call, Program, Ref, Run, children
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 _MOVES = frozenset((
@@ -44,15 +47,72 @@ def graphs_in_one(reference: Run, target: Run) -> bool:
 def by_module(reference: Run, target: Run) -> tuple[Run, Plan]:
     """The target with tensors in the reference's axes, and a plan that pairs what modules returned with nodes of graphs."""
     at = _ByModule(reference, target)
-    at.modules()
     at.graphs()
+    at.modules()
     return at.making.done(), at.plan()
+
+
+def as_graphs(reference: Run, target: Run) -> Run:
+    """A target of modules in the form of the reference's graphs: one call for each node that is what a module returned.
+
+    Its graphs have the inputs and parameters that the reference's have, as far as modules show them; what lies inside is left out.
+    """
+    at = _ByModule(target, reference)
+    at.graphs()
+    faced: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node's call in the reference -> (graph, record of the target)
+    for record, (node, _, _) in at.faced.items():
+        faced[reference.calls[node].parent].append((node, record))
+    making = Making(target)
+    replaced: dict[int, Call | None] = {}
+    added: list[Call] = []
+    for graph in (c for c in reference.calls if c.id in faced):
+        above = reference.calls[graph.parent] if graph.parent >= 0 else graph
+        outer = at.by_key.get(at._key(above, above.root, above.scope, above.occurrence))
+        if outer is None:
+            continue
+        nodes = sorted(faced[graph.id], key=lambda item: reference.calls[item[0]].order)
+        number, refs = len(target.calls) + len(added), at.graph_refs(graph, above, outer)
+        replaced.update((k, None) for k in _descendants(target, outer.id))
+        added.append(
+            msgspec.structs.replace(
+                graph, id=number, parent=outer.id, order=outer.order, root=outer.root, rank=outer.rank, refs=refs, program="",
+                no_program="captured as modules", arguments={"mode": "fx"}, notes=(),
+            )
+        )  # fmt: skip
+        for node, record in nodes:
+            kid = reference.calls[node]
+            want = reference.records[_output(kid)].shape
+            way = next(iter(axes.ways(target.records[record].shape, want)), None)
+            if way is None or at.turned(record):
+                continue
+            made = making.add(way, {"x": [record]}, f"what {kid.scope} returns is node {kid.op}")
+            added.append(
+                msgspec.structs.replace(
+                    kid, id=len(target.calls) + len(added), parent=number, order=outer.order, root=outer.root, rank=outer.rank,
+                    refs=(Ref("output.0", made),), arguments={}, program="", no_program="captured as modules", origins=(), notes=(),
+                )
+            )  # fmt: skip
+    if not added:
+        return target
+    begun = [(c.order, 0, c) for c in target.calls if c.id not in replaced] + [(c.order, c.id, c) for c in added]
+    made_run = making.done()
+    return Derived(made_run, (), (), renumbered([c for *_, c in sorted(begun, key=lambda item: item[:2])])[0])
+
+
+def _descendants(run: Run, call: int) -> list[int]:
+    below, out, todo = children(run.calls), list[int](), [call]
+    while todo:
+        kids = below.get(todo.pop(), [])
+        out += kids
+        todo += kids
+    return out
 
 
 class _ByModule:
     def __init__(self, reference: Run, target: Run) -> None:
         self.reference, self.target = reference, target
         self.making = Making(target)
+        self.met: set[int] = set()  # modules of the target that the reference called too
         self.faced: dict[int, tuple[int, str, SlotPair]] = {}
         roots = match_roots(reference.calls, target.calls)
         self.alone = len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
@@ -72,6 +132,7 @@ class _ByModule:
             call = self.by_key.get(self._key(other, other.root, other.scope, other.occurrence)) if other.kind == "module" else None
             if call is None or other.phase != "forward":
                 continue
+            self.met.add(other.id)
             theirs = {r.slot: r.record for r in other.refs}
             for ref in call.refs:
                 if not ref.slot.startswith("param") and ref.slot in theirs:
@@ -91,6 +152,31 @@ class _ByModule:
                 outs = list(dict.fromkeys(r.record for r in call.slots("output")))
                 for record, one in self._matched(outs, found):
                     self._face(record, _output(one.call), one.call, "output.0", f"node {one.call.op} is what {scope} returns", one.plain)
+
+    def turned(self, record: int) -> bool:
+        """Does a tensor of the modules face one with its axes in another order?"""
+        dims = self.faced[record][2].dims
+        return bool(dims) and str(next(iter(axes.ways(*self._shapes(record)[::-1])), "")) != dims
+
+    def _shapes(self, record: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        node = self.target.calls[self.faced[record][0]]
+        return self.reference.records[record].shape, self.target.records[_output(node)].shape
+
+    def graph_refs(self, graph: Call, above: Call, outer: Call) -> tuple[Ref, ...]:
+        """The tensors of a graph, as modules of the other run show them. above: the module that ran it; outer: that in the other run."""
+        slots = {r.record: r.slot for r in reversed(above.refs)}
+        theirs = {r.slot: r.record for r in outer.refs}
+        refs = []
+        for ref in graph.refs:
+            if ref.slot.startswith("param."):
+                path, _, name = ref.slot.removeprefix("param.").rpartition(".")
+                call = self.by_key.get(self._key(graph, graph.root, path, 0))
+                found = {r.slot: r.record for r in call.refs}.get(f"param.{name}") if call is not None else None
+            else:
+                found = theirs.get(slots.get(ref.record, ""))
+            if found is not None:
+                refs.append(Ref(ref.slot, found))
+        return tuple(refs)
 
     def _matched(self, outs: Sequence[int], found: Sequence[Shown | None]) -> Iterable[tuple[int, Shown]]:
         """Outputs of a module and nodes, one to one; a node that was not captured is None."""
@@ -136,7 +222,7 @@ class _ByModule:
             there = {s.reference_slot for s in slots}
             only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
             pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
-        used, facing = {p.target for p in pairs}, {p.reference for p in pairs}
+        used, facing = self.met | {p.target for p in pairs}, {p.reference for p in pairs}
         inside = [c for c in selected(self.target.calls) if c.kind in ("graph", "operator", "region") and c.id not in used]
         forward, other = (sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside) for ahead in (True, False))
         notes = []
@@ -166,6 +252,11 @@ def shown(program: Program, kids: Mapping[str, Call]) -> dict[str, list[Shown | 
     return out
 
 
+def is_move(name: str) -> bool:
+    """Does this operator only change how a tensor's elements are addressed?"""
+    return name.split(".")[1] in _MOVES
+
+
 def _within(scope: str, above: str) -> bool:
     return scope == above or scope.startswith(above + ".")
 
@@ -177,7 +268,7 @@ def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[s
     turns: dict[_Place, set[str]] = defaultdict(set)
 
     def source(place: _Place) -> tuple[_Place | None, frozenset[str]]:
-        if program.operations[place[0]].name.split(".")[1] not in _MOVES:
+        if not is_move(program.operations[place[0]].name):
             return place, frozenset()
         return behind.get((place[0], 0), (None, frozenset()))
 
@@ -189,10 +280,9 @@ def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[s
                 turns[found] |= turned
 
     for i, op in enumerate(program.operations):
-        base = op.name.split(".")[1]
-        if base in _MOVES:
+        if is_move(op.name):
             found, turned = next((source(p) for p in _places(op.args)), (None, frozenset()))
-            behind[i, 0] = found, turned | {program.scopes[i]} if base in _TURNS else turned
+            behind[i, 0] = found, turned | {program.scopes[i]} if op.name.split(".")[1] in _TURNS else turned
         else:
             use([*op.args, *op.kwargs.values()], program.scopes[i])
     for _, operand in program.outputs:
