@@ -170,7 +170,7 @@ def test_runs_without_graphs_on_both_sides_stay(graphs):
 
 
 def test_a_module_faces_the_node_that_it_returns():
-    found, plan = by_module(module_run(), graph_run(ALL))
+    _, found, plan = by_module(module_run(), graph_run(ALL))
     pairs = {p.reference: found.calls[p.target].op for p in plan.pairs}
     calls = module_run().calls
     assert {calls[k].scope: op for k, op in pairs.items()} == {"fc": "add", "act": "relu", "tail": "neg", "": "neg", "idle": ""}
@@ -183,18 +183,18 @@ def test_a_module_faces_the_node_that_it_returns():
 
 def test_a_module_whose_output_was_fused_away_has_no_partner():
     """`mul` is in fc and of its size, but `add` is what fc returns."""
-    found, plan = by_module(module_run(), graph_run(["mul", "relu", "neg"]))
+    _, found, plan = by_module(module_run(), graph_run(["mul", "relu", "neg"]))
     assert [module_run().calls[k].scope for k in plan.unmatched_reference] == ["fc"]
     assert all(found.calls[p.target].op != "mul" for p in plan.pairs)
 
 
 def test_of_a_module_that_is_called_twice_the_graph_does_not_tell_the_calls_apart():
-    found, plan = by_module(module_run(again=True), graph_run(ALL))
+    _, found, plan = by_module(module_run(again=True), graph_run(ALL))
     assert {found.calls[p.target].op for p in plan.pairs} == {"add", "neg", ""}
 
 
 def test_backward_graphs_are_said_not_to_be_compared():
-    _, plan = by_module(module_run(), graph_run(ALL, backward=True))
+    *_, plan = by_module(module_run(), graph_run(ALL, backward=True))
     assert plan.notes == ("5 tensors of the target's backward graphs are not compared: modules show none; capture the fx run",)
 
 

@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.blocks, self.norm = nn.Sequential(Block(), Block()), nn.LayerNorm(16)
 
     def forward(self, x):
-        return self.norm(self.blocks(x))
+        return self.norm(torch.log1p(self.blocks(x).sigmoid()))
 
 
 def net(dtype=torch.float32):
@@ -72,6 +72,8 @@ def runs(tmp_path_factory):
     made |= {f"{mode}16": captured(folder / f"{mode}16", mode, torch.bfloat16) for mode in ("eager", "fx", "exact")}
     with config.patch("cpp.inject_relu_bug_TESTING_ONLY", "accuracy"):
         made["relu"] = captured(folder / "relu", "exact")
+    with config.patch("cpp.inject_log1p_bug_TESTING_ONLY", "accuracy"):
+        made["log1p"] = captured(folder / "log1p", "exact")
     made["pass"] = captured(folder / "pass", "exact", options={"pre_grad_custom_pass": pre_grad_fault})
     return made
 
@@ -116,6 +118,28 @@ def test_a_fault_of_a_pass_over_the_graph_is_named(runs, reference):
     if reference == "fx":
         assert finding.cause == "semantic"
         assert "1e-05 against 0.1" in finding.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["fx", "exact", "eager"])
+def test_a_broken_kernel_of_a_containers_own_code_is_named(runs, reference):
+    """Fused with the norm behind it: what that kernel leaves is wrong."""
+    (finding,) = compared(runs, reference, "log1p").findings
+    assert "log1p" in finding.sentence
+    assert "kernel cpp_fused" in finding.sentence
+
+
+@pytest.mark.slow
+def test_the_operators_of_the_reference_against_kernels(runs, tmp_path):
+    torch.manual_seed(0)
+    model = net()
+    with torch.no_grad(), whence.capture(model, tmp_path / "op", level="op"):
+        model(tensor())
+    for target, status in (("exact", "same"), ("relu", "different")):
+        found = whence.compare(tmp_path / "op", runs[target])
+        assert found.status == status
+        assert found.coverage.share <= 1
+    assert found.findings[0].name == "blocks.0.act"
 
 
 @pytest.mark.slow

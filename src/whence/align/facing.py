@@ -60,8 +60,10 @@ def align(
         reference, target, cut = cut_alike(reference, target)
         said = [*said, *cut]
         if chart is None and graphs_in_one(reference, target):
-            target, found = by_module(reference, target)
-            found = msgspec.structs.replace(found, notes=(*said, *found.notes), made_target=made_of(target))
+            reference, target, found = by_module(reference, target, inside(reference) if inside is not None else None)
+            found = msgspec.structs.replace(
+                found, notes=(*said, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+            )
             return Aligned(reference, target, worded(target, found))
         target, moved = rebased(reference, target)
         said = [*said, *moved]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,14 +31,33 @@ _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called c
 def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
     """The verdicts, where a node of a graph is at fault with its name and kernel in the sentence."""
     out = dict(verdicts)
-    for at, verdict in verdicts.items():
+    first: dict[Any, list[Call]] = defaultdict(list)
+    for at, verdict in sorted(verdicts.items(), key=lambda item: faces.calls[item[0][0]].order):
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
         pair = faces.plan.pairs[verdict.pair]
-        words = align.kernel(faces.target.calls[pair.target]) or align.kernel(faces.calls[pair.reference])
-        if words:
+        call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
+        words = align.kernel(other) or align.kernel(call)
+        if not words:
+            continue
+        one = other if align.is_compiled(other) else call
+        kernel = one.parent, words.partition(", ")[2], verdict.side
+        before = next(
+            (c for c in first[kernel] if kernel[1] and align.is_piece(call) and _computed(c, faces) & _computed(call, faces)), None
+        )
+        first[kernel].append(call)
+        if before is None:
             out[at] = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {words}")
+        else:
+            said = f"one kernel computes it with {before.op}: {verdict.sentence}"
+            out[at] = msgspec.structs.replace(verdict, verdict="inherited", confidence="", cause="", sentence=said)
     return out
+
+
+def _computed(call: Call, faces: Faces) -> set[str]:
+    """The nodes that are computed on the way to one, views left out."""
+    program = faces.reference.programs.get(call.program)
+    return {n for n, op in zip(program.names, program.operations) if not align.is_move(op.name)} if program is not None else set()
 
 
 def notes(faces: Faces, judging: Judging) -> list[str]:

@@ -199,7 +199,10 @@ class Tapped:
                 verdict = coarse[record].verdict(verdict)
             if record in flagged:
                 first, *rest = units[up.seen]
-                if record == first:
+                through = self._wrong_inside(record, up, flagged)
+                if through is not None:
+                    verdict = self._consequence(verdict, through)
+                elif record == first:
                     suspects = up.places - fine
                     for other in rest:  # what is wrong in all of them is where they have one thing in common
                         suspects = suspects & (upstream[other].places - fine) or suspects
@@ -215,6 +218,13 @@ class Tapped:
         self.ran = self._whole(replayed)
         self._note(figures)
         return out
+
+    def _wrong_inside(self, record: int, up: _Upstream, flagged: Set[int]) -> int | None:
+        """A tensor inside one of the calls that this one rests on, which is wrong: the replay did not go on with it."""
+        inner = (r for found in self._inner.values() for r, _ in found if r in flagged and r != record)
+        return next(
+            (r for r in inner if self._maker[r] in up.behind and self._order[self._maker[r]] < self._order[self._maker[record]]), None
+        )
 
     def _declared(self, beyond: Set[int]) -> dict[int, Entry]:
         """Of tensors that are further off than rounding explains, those that the policy allows to be."""
@@ -270,7 +280,8 @@ class Tapped:
 
     def inside(self) -> dict[int, int]:
         """By paired call, how many calls without a partner ran as part of it, on the way to a tensor that was compared."""
-        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran) for call in self.pairs}
+        calls, hands_on = self.faces.calls, self.faces.hands_on
+        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran and not hands_on(calls[k])) for call in self.pairs}
         return {call: count for call, count in counts.items() if count}
 
     def _verdict(
@@ -293,7 +304,15 @@ class Tapped:
         tile = self._maker[record]
         label = self.faces.target.calls[self._label(slot)]
         shown = label.scope or label.root
-        return _but(verdict, stretch=tile[1], slot=slot.reference_slot, sentence=f"{verdict.sentence} (the target's {shown})")
+        sentence = f"{verdict.sentence} (the target's {shown})"
+        return _but(verdict, stretch=tile[1], slot=slot.reference_slot, operator=self._operator(index, slot), sentence=sentence)
+
+    def _operator(self, index: int, slot: SlotPair) -> str:
+        """The operator that gave a tensor inside a call, "" for one at its boundary."""
+        if not slot.reference_slot.startswith("inside."):
+            return ""
+        program = self.faces.reference.programs.get(self.faces.calls[self.faces.plan.pairs[index].reference].program)
+        return program.operations[int(slot.reference_slot[7:])].name if program is not None else ""
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
         name = self.faces.target.calls[self._label(self._slots[first][1])].scope

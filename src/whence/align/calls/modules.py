@@ -7,7 +7,7 @@ reference's programs run on what the target had (`api.tapped`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from whence.align import expressions as ex
 from whence.align.calls.fused import renumbered
 from whence.align.calls.sites import match_roots, selected
 from whence.align.derived import Derived, Making
+from whence.align.labels.elements import Elements, Inner, Inside, Place, Tap
+from whence.align.labels.partners import Partners, split
 from whence.align.layout import axes
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Ref, Run, children
@@ -26,6 +28,7 @@ _MOVES = frozenset((
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze", "alias", "detach",
     "split", "split_with_sizes", "chunk", "unbind", "as_strided", "unflatten", "narrow",
 ))  # fmt: skip
+_STEPS = 4  # of which nodes inside containers are looked for
 _TURNS = frozenset(("transpose", "permute", "t"))
 
 _Place = tuple[int, int]  # operation, result
@@ -44,12 +47,18 @@ def graphs_in_one(reference: Run, target: Run) -> bool:
     return any(c.kind == "graph" for c in target.calls) and not any(c.kind == "graph" for c in reference.calls)
 
 
-def by_module(reference: Run, target: Run) -> tuple[Run, Plan]:
-    """The target with tensors in the reference's axes, and a plan that pairs what modules returned with nodes of graphs."""
+def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tuple[Run, Run, Plan]:
+    """Both runs with what was made of their tensors, and a plan that pairs what modules returned with nodes of graphs.
+
+    inside: computes what programs of the reference hold; nodes of a container's own code find their operator in it by their elements.
+    """
     at = _ByModule(reference, target)
     at.graphs()
     at.modules()
-    return at.making.done(), at.plan()
+    if inside is not None:
+        at.within(inside)
+    rich = at.elements.with_inner(at.inner.keys()) if at.inner else reference
+    return rich, at.making.done(), at.plan()
 
 
 def as_graphs(reference: Run, target: Run) -> Run:
@@ -114,6 +123,9 @@ class _ByModule:
         self.making = Making(target)
         self.met: set[int] = set()  # modules of the target that the reference called too
         self.faced: dict[int, tuple[int, str, SlotPair]] = {}
+        self.elements = Elements(reference, target)
+        self.inner: dict[int, Inner] = {}  # of records inside calls
+        self._place: dict[int, tuple[str, str, int, int]] = {}  # of a node's call: module, operator, which of how many such
         roots = match_roots(reference.calls, target.calls)
         self.alone = len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
         self.by_key: dict[tuple[Any, ...], Call] = {}
@@ -145,6 +157,10 @@ class _ByModule:
             if graph.kind != "graph" or graph.phase != "forward" or program is None or not program.scopes:
                 continue
             kids = {k.op: k for i in self.below.get(graph.id, ()) if (k := self.target.calls[i]).kind == "operator"}
+            for (scope, base), alike in _alike(program).items():
+                for place, name in enumerate(alike):
+                    if name in kids:
+                        self._place[kids[name].id] = scope, base, place, len(alike)
             for scope, found in shown(program, kids).items():
                 call = self.by_key.get(self._key(graph, graph.root, scope, 0))
                 if call is None or self._key(graph, graph.root, scope, 1) in self.by_key:
@@ -152,6 +168,70 @@ class _ByModule:
                 outs = list(dict.fromkeys(r.record for r in call.slots("output")))
                 for record, one in self._matched(outs, found):
                     self._face(record, _output(one.call), one.call, "output.0", f"node {one.call.op} is what {scope} returns", one.plain)
+
+    def within(self, inside: Inside) -> None:
+        """Nodes that are no module's output and the operators of the reference's own code that give the same, by their elements.
+
+        A rule of names that certain pairs teach finds those that a fault has changed: what is the third operator in one layer is it in all.
+        """
+        faced = {slot.target_record for _, _, slot in self.faced.values()} | {call for call, _, _ in self.faced.values()}
+        by_step: dict[int, list[Tap]] = defaultdict(list)
+        seen: Counter[tuple[Any, ...]] = Counter()
+        for kid in sorted(selected(self.target.calls), key=lambda c: c.order):
+            if kid.kind != "operator" or kid.phase != "forward" or kid.id in faced:
+                continue
+            key = (kid.parent, kid.scope, kid.op_type)
+            family, numbers = split(kid.scope)
+            tap = Tap(kid.id, _output(kid), kid.order, (family, kid.op_type, str(seen[key])), numbers, kid.scope)
+            seen[key] += 1
+            owner = self.by_key.get(self._key(kid, kid.root, kid.scope, 0))
+            if owner is not None and not owner.leaf:
+                by_step[kid.step].append(tap)
+        for step in sorted(by_step)[:_STEPS]:
+            self._within(by_step[step], inside(step, frozenset(self.target.records[t.record].count for t in by_step[step])))
+
+    def _within(self, taps: Sequence[Tap], found: Iterable[Inner]) -> None:
+        items: dict[int, Inner] = {}
+        places = []
+        scopes = {tap.name for tap in taps}
+        for item in found:
+            call = self.reference.calls[item.call]
+            if call.scope in scopes and call.phase == "forward" and not is_move(item.name):
+                number = self.elements.add(item)
+                items[number] = item
+                name, numbers = split(call.scope)
+                role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
+                places.append(
+                    Place(number, call.order, [role], f"{call.scope or call.root} operator {item.operation} ({item.name})", made=True)
+                )
+        partners = Partners(self.elements, taps, places)
+        partners.by_content()
+        partners.by_name()
+        left = {tap.call: tap for tap in taps}
+        for match in partners.matched.values():
+            item = items[match.place.record]
+            if self.reference.calls[item.call].scope == match.tap.name:
+                del left[match.tap.call]
+                self._face_inner(match.tap, item, match.place.record, match.fit.node, match.why)
+        alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, item in sorted(items.items(), key=lambda found: (found[1].call, found[1].operation)):
+            alike[self.reference.calls[item.call].scope, item.name.split(".")[1]].append(number)
+        for tap in left.values():
+            scope, base, place, of = self._place.get(tap.call, ("", "", 0, 0))
+            same = alike.get((scope, base), [])
+            if not of or len(same) != of or same[place] in self.inner:
+                continue
+            have, want = self.target.records[tap.record].shape, self.elements.record(True, same[place]).shape
+            if (node := next(iter(axes.ways(have, want)), None)) is not None:
+                self._face_inner(
+                    tap, items[same[place]], same[place], node, f"the only {base} of {scope or 'the model'}, or as many in order"
+                )
+
+    def _face_inner(self, tap: Tap, item: Inner, record: int, node: ex.Node, why: str) -> None:
+        made = self.making.add(node, {"x": [tap.record]}, why)
+        dims = "" if made == tap.record else str(node)
+        self.inner[record] = item
+        self.faced[record] = tap.call, why, SlotPair(f"inside.{item.operation}", "output.0", record, made, dims)
 
     def turned(self, record: int) -> bool:
         """Does a tensor of the modules face one with its axes in another order?"""
@@ -179,15 +259,13 @@ class _ByModule:
         return tuple(refs)
 
     def _matched(self, outs: Sequence[int], found: Sequence[Shown | None]) -> Iterable[tuple[int, Shown]]:
-        """Outputs of a module and nodes, one to one; a node that was not captured is None."""
-        count = self.reference.records
-        if len(found) == 1 and found[0] is not None:
-            size = self.target.records[_output(found[0].call)].count
-            yield from ((r, found[0]) for r in [r for r in outs if count[r].count == size][:1])
-        elif len(found) == len(outs):
-            for record, one in zip(outs, found):
-                if one is not None and self.target.records[_output(one.call)].count == count[record].count:
-                    yield record, one
+        """Outputs of a module and nodes. found: None for a node that was not captured; of several, those of a size of their own."""
+        sizes = [-1 if one is None else self.target.records[_output(one.call)].count for one in found]
+        own = [self.reference.records[r].count for r in outs]
+        for one, size in zip(found, sizes):
+            certain = len(found) == 1 or (-1 not in sizes and sizes.count(size) == own.count(size) == 1)
+            if one is not None and certain and size in own:
+                yield outs[own.index(size)], one
 
     def _face(self, record: int, other: int, call: Call, slot: str, why: str, plain: bool) -> None:
         have, want = self.target.records[other].shape, self.reference.records[record].shape
@@ -209,20 +287,29 @@ class _ByModule:
         dims = "" if made == other else str(node)
         self.faced.setdefault(record, (call.id, why, SlotPair("", slot, record, made, dims)))
 
+    def _hands_on(self, call: Call) -> bool:
+        """Did an operator return the elements that it was given? Then there is nothing in it that could be compared."""
+        hashes = [{self.reference.records[r.record].hash for r in call.slots(kind)} for kind in ("input", "output")]
+        return call.kind == "operator" and bool(hashes[1]) and "" not in hashes[1] and hashes[1] <= hashes[0]
+
     def plan(self) -> Plan:
         """Every module of which the target shows what it returned faces that; the others have no partner and are judged through."""
         pairs: list[CallPair] = []
+        inner: dict[int, list[int]] = defaultdict(list)
+        for record, item in self.inner.items():
+            inner[item.call].append(record)
         for call in sorted(selected(self.reference.calls), key=lambda c: c.order):
             left = [r for r in call.refs if r.record in self.faced and r.slot.startswith(("output", "mutated"))]
-            if call.kind != "module" or not left:
+            own = inner.get(call.id, [])
+            if call.kind != "module" or not (left or own):
                 continue
             given = [r for r in call.refs if r.record in self.faced and r.slot.startswith("input")]
-            target, why, _ = self.faced[left[0].record]
-            slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left))
+            target, why, _ = self.faced[left[0].record if left else own[0]]
+            slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left)) + tuple(self.faced[r][2] for r in own)
             there = {s.reference_slot for s in slots}
             only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
             pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
-        used, facing = self.met | {p.target for p in pairs}, {p.reference for p in pairs}
+        used, facing = self.met | {call for call, _, _ in self.faced.values()}, {p.reference for p in pairs}
         inside = [c for c in selected(self.target.calls) if c.kind in ("graph", "operator", "region") and c.id not in used]
         forward, other = (sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside) for ahead in (True, False))
         notes = []
@@ -230,8 +317,9 @@ class _ByModule:
             notes.append(f"{forward} tensors of the target's graphs are no module's output; they are judged with the next that is")
         if other:
             notes.append(f"{other} tensors of the target's backward graphs are not compared: modules show none; capture the fx run")
+        alone = (c for c in selected(self.reference.calls) if c.id not in facing)
         return Plan(
-            tuple(pairs), tuple(c.id for c in selected(self.reference.calls) if c.kind == "module" and c.id not in facing),
+            tuple(pairs), tuple(c.id for c in alone if not self._hands_on(c)),
             tuple(c.id for c in selected(self.target.calls) if c.id not in used and c not in inside), (),
             tuple(notes),
         )  # fmt: skip
@@ -249,6 +337,14 @@ def shown(program: Program, kids: Mapping[str, Call]) -> dict[str, list[Shown | 
                 plain = not any(_within(turn, scope) for turn in turns[place])
                 out[scope].append(Shown(scope, kid, plain) if kid is not None else None)
             scope = scope.rpartition(".")[0]
+    return out
+
+
+def _alike(program: Program) -> dict[tuple[str, str], list[str]]:
+    """Names of the nodes of one module and operator, in order."""
+    out: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, scope, op in zip(program.names, program.scopes, program.operations):
+        out[scope, op.name.split(".")[1]].append(name)
     return out
 
 
