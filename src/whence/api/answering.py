@@ -75,7 +75,7 @@ class Answer:
             index = paired.get(call.id)
             full = index is not None and self._outputs_known(call, index)
             measured += full
-            if call.parent == -1 and not full:
+            if call.parent == -1 and not full and (call.kind != "region" or call.slots("output")):
                 root_ok = False
         for call in put_together:
             # A dump may end with an operator that only hands on, and that the other run has not.

@@ -274,8 +274,9 @@ class Tapped:
         made: dict[int, list[bool]] = defaultdict(list)
         for tile, region in self._tiles.items():
             if region.outputs:
+                through = tile in replayed or set(region.outputs) <= set(region.inputs)  # what hands on makes nothing
                 for call in self._path(tile[0]):
-                    made[call].append(tile in replayed)
+                    made[call].append(through)
         return {call for call, found in made.items() if all(found)}
 
     def inside(self) -> dict[int, int]:
