@@ -1,5 +1,6 @@
 """Graphs that both runs executed are cut at what both show; what a module returns faces the node that it returns. Made by hand."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -212,3 +213,39 @@ def test_base_dtype_is_that_of_what_the_piece_reads():
     found = cut_alike(graph_run(ALL, values(bfloat16)), graph_run(ALL, values(bfloat16)))
     program = next(p for name, p in found.reference.programs.items() if name.endswith(" relu"))
     assert (program.base, program.input_dtypes) == ("bfloat16", ("bfloat16",))
+
+
+def changed(run, **by_kind):
+    """The run with fields of its calls of a kind replaced, without its programs where a call says that it has none."""
+    calls = [msgspec.structs.replace(c, **by_kind.get(c.kind, {})) for c in run.calls]
+    return MemoryRun(calls, run.records, {r.id: run.array(r.id) for r in run.records}, programs=run.programs)
+
+
+def test_without_a_program_nodes_read_what_their_kernel_did():
+    none = {"graph": {"program": "", "no_program": "draws random numbers"}}
+    exact = changed(graph_run(["add", "relu", "neg"], kernels=[("k", ("add",)), ("k", ("relu",)), ("k", ("neg",))]), **none)
+    reads = {"add": ("x", "w"), "relu": ("add",), "neg": ("add", "relu")}
+    place = {"x": 0, "w": 1, "add": 2, "relu": 3, "neg": 4}
+    calls = [
+        msgspec.structs.replace(c, refs=(*(Ref(f"input.{k}", place[n]) for k, n in enumerate(reads[c.op])), *c.refs))
+        if c.op in reads
+        else c
+        for c in exact.calls
+    ]
+    exact = MemoryRun(calls, exact.records, {r.id: exact.array(r.id) for r in exact.records})
+    found = cut_alike(changed(graph_run(ALL, mode="fx"), **none), exact)
+    want = {"add": ["input.0", "param.fc.weight"], "relu": ["input.add"], "neg": ["input.add", "input.relu"]}
+    for run in found[:2]:
+        nodes = [c for c in run.calls if c.kind == "operator"]
+        assert {c.op: [r.slot for r in c.refs[:-1]] for c in nodes} == want
+        assert all(not c.program and c.no_program == "draws random numbers" for c in nodes)
+
+
+def test_parameters_of_a_compiled_module_are_with_the_nodes_that_read_them():
+    run = graph_run(ALL)
+    root = msgspec.structs.replace(
+        run.calls[-1], refs=(*run.calls[-1].refs, Ref("param._orig_mod.fc.weight", 1), Ref("param._orig_mod.other", 1))
+    )
+    run = MemoryRun([*run.calls[:-1], root], run.records, {r.id: run.array(r.id) for r in run.records}, programs=run.programs)
+    found = cut_alike(run, run)
+    assert [r.slot for r in found.target.calls[-1].slots("param")] == ["param._orig_mod.other"]

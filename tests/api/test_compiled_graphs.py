@@ -96,6 +96,16 @@ def test_clean_pairs_are_silent(runs, pair, dtype):
 
 
 @pytest.mark.slow
+def test_the_answer_says_what_the_capture_changed(runs):
+    from whence.report.text import answer
+
+    text = answer(compared(runs, "exact", "exact16"))
+    assert text.count("observer effect  reference: none in 1 graph") == 1
+    assert text.count("observer effect  target: none in 1 graph") == 1
+    assert text.count("observer") == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["fx", "exact", "eager"])
 def test_a_broken_kernel_is_named_with_its_node_from_one_run(runs, reference):
     found = compared(runs, reference, "relu")

@@ -137,10 +137,10 @@ class _Both:
         self.one, self.other = _Side(ours, one), _Side(theirs, other)
         self.graph = self.one.program or self.other.program
         self.shown: dict[str, tuple[Call, Call]] = {}
-        if self.graph is None or not self.graph.names:
+        if self.graph is not None and not self.graph.names:
             return
-        self.names = _same_nodes(self.one.program, self.other.program)  # the reference's -> the target's
-        places = self.one.places or self.other.places
+        places = self.one.places or self.other.places or {k.op: (n, 0) for n, k in enumerate(self.one.kids)}
+        self.names = _same_nodes(self.one.program, self.other.program) if self.graph is not None else {name: name for name in places}
         across = {k.op: k for k in self.other.kids}
         for kid in sorted((k for k in self.one.kids if k.op in places), key=lambda k: places[k.op]):
             facing = across.get(self.names.get(kid.op, ""))
@@ -179,6 +179,8 @@ class _Both:
             _pieces(self.other, {name: self.names[name] for name in self.shown}, together),
         ]
         needed = {name: [s for cut in cuts for s in _slots(cut.get(name))] for name in (*self.shown, "")}
+        if self.graph is None:
+            needed |= self._read()
         for at, side in enumerate((self.one, self.other)):
             for place, (name, calls) in enumerate(zip(self.shown, self.shown.values())):
                 call, there = calls[at], {f"input.{n}": _output(c[at]) for n, c in self.shown.items()} | side.records
@@ -187,6 +189,15 @@ class _Both:
             for kid in side.kids:
                 side.cutting.replaced.setdefault(kid.id, None)
             self._tail(side, cuts[at].get(""), set(needed[""]))
+            self._above(side)
+
+    def _read(self) -> dict[str, list[str]]:
+        """Without a program: what each node's kernel read, as far as both show it."""
+        at, side = (1, self.other) if self.other.compiled else (0, self.one)
+        known = {_output(calls[at]): f"input.{name}" for name, calls in self.shown.items()}
+        known |= {record: slot for slot, record in side.records.items() if slot.startswith(("input", "param"))}
+        read = {name: [known[r.record] for r in calls[at].slots("input") if r.record in known] for name, calls in self.shown.items()}
+        return {name: [s for s in slots if s != f"input.{name}"] for name, slots in read.items()}
 
     def _together(self) -> dict[str, frozenset[str]]:
         """By node, those that one kernel computes with it, on either side: it has their values in its registers, not as it stored them."""
@@ -211,6 +222,16 @@ class _Both:
             program=program.id if program is not None else "",
             no_program=_COMPILED if program is not None and side.compiled else "" if program is not None else side.call.no_program,
         )  # fmt: skip
+
+    def _above(self, side: _Side) -> None:
+        """The module that ran the graph: what it lists as its parameters are those of the graph, which the nodes read."""
+        cutting, parent = side.cutting, side.call.parent
+        above = cutting.replaced.get(parent) or cutting.run.calls[parent] if parent >= 0 else None
+        if above is None:
+            return
+        within = f"{above.scope}." if above.scope else ""
+        refs = tuple(r for r in above.refs if _plain(f"param.{within}{r.slot.removeprefix('param.')}") not in side.records)
+        cutting.replaced[parent] = msgspec.structs.replace(above, refs=refs)
 
     def _tail(self, side: _Side, program: Program | None, needed: set[str]) -> None:
         """The graph's own call: what it returns is made of what the calls below left. Parameters are with those that read them."""
@@ -327,6 +348,11 @@ def _same_nodes(one: Program | None, other: Program | None) -> dict[str, str]:
         if maker is not None and (at[maker], k) in picked:
             same[name] = picked[at[maker], k]
     return same
+
+
+def _plain(slot: str) -> str:
+    """The slot of a parameter without the wrapper that torch.compile puts around a model."""
+    return ".".join(part for part in slot.split(".") if part != "_orig_mod")
 
 
 def _slots(program: Program | None) -> tuple[str, ...]:
