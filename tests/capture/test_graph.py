@@ -185,7 +185,7 @@ def test_a_graph_is_a_call_with_its_parameters_its_program_and_its_texts(tmp_pat
     assert "torch.ops.aten.addmm.default" in text_of(run, "optimized")[0]
     assert re.search(r"# cpp_fused_\w+: .*mul", text_of(run, "optimized")[0])
     program = run.programs[first.program]
-    assert len(program.names) == len(program.operations)
+    assert len(program.names) == len(program.scopes) == len(program.operations)
     assert [o.name for o, n in zip(program.operations, program.names) if n == "addmm"] == ["aten.addmm.default"]
 
 

@@ -535,11 +535,11 @@ class GraphListener(Listener):
 
     def _whole(self, graph: Graph, inputs: Any, made: Execution) -> tuple[str, str]:
         sizes = nodes.Sizes(graph.module, inputs)
-        key = (sizes.key, tuple(graph.slots))
+        key = (sizes.key, tuple(graph.slots), graph.moved)
         if key not in graph.programs:
             program, why = nodes.program_of(
                 graph.module, inputs, dict(zip(graph.inputs, graph.slots)), sizes,
-                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0],
+                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0], graph.scope,
             )  # fmt: skip
             if program is not None and program.id not in self._programs:
                 self._programs.add(program.id)
