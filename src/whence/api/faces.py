@@ -59,6 +59,20 @@ class Faces:
         self._lone_errors: dict[tuple[int, int], float] = {}
         self._masks: dict[tuple[int, int], judge.Error] = {}
         self._held: dict[int, dict[str, int]] = {}
+        self._makers: dict[int, int] | None = None
+        self._made_of: dict[int, int] = {}
+
+    def maker(self, slot: SlotPair) -> Call | None:
+        """The call of the target that left what a tensor was made of; None where none did."""
+        if self._makers is None:
+            made_by = {r.record: c.id for c in self.target.calls for r in c.slots("output")}
+            self._makers = {r.record: c.id for c in self.target.calls for r in c.refs} | made_by
+            self._made_of = {m.record: m.operands[0][1][0] for m in self.plan.made_target if m.operands}
+        record = slot.target_record
+        while record in self._made_of:
+            record = self._made_of[record]
+        found = self._makers.get(record)
+        return self.target.calls[found] if found is not None else None
 
     # ---- how far apart
 

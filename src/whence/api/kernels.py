@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.api.faces import Faces
+from whence.api.faces import Faces, Read
 from whence.api.judging import Judging
-from whence.api.replaying import Replayer
+from whence.api.replaying import Replayer, own_score
+from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -30,13 +31,15 @@ _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called c
 
 def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
     """The verdicts, where a node of a graph is at fault with its name and kernel in the sentence."""
-    out = dict(verdicts)
+    out, own = dict(verdicts), _OwnGraphs(faces)
     first: dict[Any, list[Call]] = defaultdict(list)
     for at, verdict in sorted(verdicts.items(), key=lambda item: faces.calls[item[0][0]].order):
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
         pair = faces.plan.pairs[verdict.pair]
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
+        if "whole" in verdict.numbers and (slot := faces.slots[verdict.pair].get(verdict.slot)) is not None:
+            other = faces.maker(slot) or other
         words = align.kernel(other) or align.kernel(call)
         if not words:
             continue
@@ -47,11 +50,43 @@ def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tup
         )
         first[kernel].append(call)
         if before is None:
-            out[at] = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {words}")
+            cause, because = own.cause(other) if not verdict.cause and "whole" in verdict.numbers else (verdict.cause, "")
+            sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
+            out[at] = msgspec.structs.replace(verdict, cause=cause, sentence=sentence)
         else:
             said = f"one kernel computes it with {before.op}: {verdict.sentence}"
             out[at] = msgspec.structs.replace(verdict, verdict="inherited", confidence="", cause="", sentence=said)
     return out
+
+
+class _OwnGraphs:
+    """The target's graphs cut at what they show, so that what each kernel was to compute can be run on what it was given."""
+
+    def __init__(self, faces: Faces) -> None:
+        self._faces = faces
+        self._side: Side | None = None
+        self._calls: dict[int, Call] = {}
+
+    def cause(self, node: Call) -> tuple[str, str]:
+        """The cause of an error at a node and why; ("", "") where the target's own graph does not tell."""
+        if not align.is_compiled(node):
+            return "", ""
+        if self._side is None:
+            run = self._faces.target
+            cut = Read(align.cut_alike(run, run).reference)
+            self._side = Side(cut)
+            self._calls = {r.record: c for c in cut.calls if align.is_piece(c) for r in c.slots("output")}
+        call = next((self._calls[r.record] for r in node.slots("output") if r.record in self._calls), None)
+        if call is None or not call.program:
+            return "", ""
+        try:
+            with Threads(1):
+                score, _, _ = own_score(self._side, call, ["output.0"])
+        except (ReplayRefused, ElementsMissing, KeyError, ValueError):
+            return "", ""
+        if score > 1:
+            return "kernel", "the target's own graph, run again on what the kernel was given, does not give what it left"
+        return "semantic", "the target's own graph gives what the kernel left, so the graph computes something else"
 
 
 def _computed(call: Call, faces: Faces) -> set[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from whence import judge
+from whence import align, judge
 from whence.api.faces import Faces
 from whence.records import Call
 from whence.results import SlotPair
@@ -56,6 +56,31 @@ class Parameters:
         ):
             return judge.ParameterDifference(False, True, "statistics differ (elements were not kept, so not how)", {})
         return judge.ParameterDifference(False, False, "elements were not kept")
+
+    def by_path(self) -> Iterator[tuple[Call, list[tuple[str, judge.ParameterDifference]]]]:
+        """(call, differences) of the reference's calls, against what the target holds under the same paths, whichever of its calls does.
+
+        Each parameter once, as the run started with it; of models that hold others under one path nothing is said.
+        """
+        held: dict[str, int] = {}
+        roots: dict[str, str] = {}
+        several: set[str] = set()
+        for other in self.faces.target.calls:
+            for ref in other.slots("param"):
+                path = align.normal_scope(".".join(filter(None, (other.scope, ref.slot[6:]))))
+                if held.setdefault(path, ref.record) != ref.record and roots[path] != other.root:
+                    several.add(path)
+                roots.setdefault(path, other.root)
+        seen: set[tuple[str, str]] = set()
+        for call in self.faces.calls:
+            found = []
+            for ref in call.slots("param"):
+                path = align.normal_scope(".".join(filter(None, (call.scope, ref.slot[6:]))))
+                if path in held and path not in several and (call.root, path) not in seen:
+                    seen.add((call.root, path))
+                    found.append((ref.slot, self.difference(SlotPair(ref.slot, ref.slot, ref.record, held[path]))))
+            if found:
+                yield call, found
 
     def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
         """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""

@@ -374,18 +374,11 @@ class Replayer:
         try:
             theirs, borrowed = self.own.program(other), self.reference.borrows(call)
             words = program_difference(self.reference.program(call), theirs) if not borrowed else ""
-            loaded = self.own.load(other)
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
-            arrays, strides = self.own.arrays(self.own.records(other, (*theirs.inputs, *theirs.params)))
-            made, _ = self.own.arrays(self.own.records(other, outputs))
-            wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
-            right: dict[int, Array] = {}
             with Threads(1):
-                r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made), trace=right.__setitem__)
-                w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
-                scores = [judge.local(y, r[s], w[s]).score for s, y in made.items() if r[s].shape == y.shape]
-                if scores and max(scores) > 1:
+                score, wide, right = own_score(self.own, other, outputs)
+                if score > 1:
                     alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
                     return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
@@ -409,6 +402,29 @@ class Replayer:
         except ReplayRefused:
             return "", ""
         return first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
+
+
+def own_score(side: Side, call: Call, outputs: Sequence[str]) -> tuple[float, str, dict[int, Array]]:
+    """How far what a call recorded is from its own program on its own inputs, over the limit; above 1 it is not what the program says.
+
+    Also the dtype of the wide replay and what that computed, by operation. Raises ReplayRefused, ElementsMissing.
+    """
+    loaded = side.load(call)
+    program = loaded.program
+    arrays, strides = side.arrays(side.records(call, (*program.inputs, *program.params)))
+    made, _ = side.arrays(side.records(call, outputs))
+    wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
+    right: dict[int, Array] = {}
+    r = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(made), trace=right.__setitem__)
+    score = 0.0
+    for stepwise in (False, True):
+        w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made), stepwise=stepwise)
+        scores = [judge.local(y, r[s], w[s], written_out=stepwise).score for s, y in made.items() if r[s].shape == y.shape]
+        found = max(scores, default=0.0)
+        score = min(score, found) if stepwise else found
+        if score <= 1:
+            break
+    return score, wide, right
 
 
 class _Running:

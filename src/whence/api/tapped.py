@@ -20,6 +20,7 @@ import numpy as np
 from whence import align, judge
 from whence.align import Inner
 from whence.api.faces import Faces
+from whence.api.parameters import Parameters
 from whence.api.replaying import Replayer
 from whence.api.sides import Side
 from whence.api.threads import Threads
@@ -184,6 +185,7 @@ class Tapped:
             units[upstream[record].seen].append(record)
         shared = self._shared(upstream.values())
         replayed: set[Tile] = set()
+        spoilt = self._parameters()
         for record, up in upstream.items():
             tile = self._maker[record]
             index, slot = self._slots[record]
@@ -200,7 +202,9 @@ class Tapped:
             if record in flagged:
                 first, *rest = units[up.seen]
                 through = self._wrong_inside(record, up, flagged)
-                if through is not None:
+                if other_weights := next((t for t in up.places if t in spoilt), None):
+                    verdict = _follows(verdict, f"the parameters of {self.faces.calls[other_weights[0]].scope}")
+                elif through is not None:
                     verdict = self._consequence(verdict, through)
                 elif record == first:
                     suspects = up.places - fine
@@ -212,6 +216,7 @@ class Tapped:
             old = out.get(tile)
             if old is None or severity(verdict.verdict) > severity(old.verdict):
                 out[tile] = verdict
+        out |= spoilt
         self.covered = {r for t in replayed for r in self._tiles[t].outputs}
         # What a call leaves in a cache is state: read by the next step, and replayed there.
         self.covered |= {r.record for call, _ in replayed for r in self.faces.calls[call].slots("mutated")}
@@ -225,6 +230,19 @@ class Tapped:
         return next(
             (r for r in inner if self._maker[r] in up.behind and self._order[self._maker[r]] < self._order[self._maker[record]]), None
         )
+
+    def _parameters(self) -> dict[Tile, Verdict]:
+        """Verdicts of calls, with a partner or without, whose parameters the target holds otherwise."""
+        out: dict[Tile, Verdict] = {}
+        for call, found in Parameters(self.faces).by_path():
+            around = next((c for c in reversed(self._path(call.id)) if c in self.pairs), None)
+            if around is None or all(p.equal or not p.comparable for _, p in found):
+                continue
+            verdict = judge.judge_leaf(judge.LeafEvidence(self.pairs[around], [], [], 0.0, found))
+            if around != call.id:
+                verdict = _but(verdict, where=call.scope, named=call.id)
+            out[call.id, -1 if call.leaf else 0] = verdict
+        return out
 
     def _declared(self, beyond: Set[int]) -> dict[int, Entry]:
         """Of tensors that are further off than rounding explains, those that the policy allows to be."""
@@ -316,9 +334,7 @@ class Tapped:
         return program.operations[int(slot.reference_slot[7:])].name if program is not None else ""
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
-        name = self.faces.target.calls[self._label(self._slots[first][1])].scope
-        sentence = f"follows from {name}, which is wrong on the way to it: {verdict.sentence}"
-        return _but(verdict, verdict="inherited", confidence="", cause="", sentence=sentence)
+        return _follows(verdict, self.faces.target.calls[self._label(self._slots[first][1])].scope)
 
     def _shared(self, all_: Iterable[_Upstream]) -> set[Tile]:
         """Regions that tensors rest on which have not the same before them: positions, masks, what all layers use."""
@@ -370,18 +386,10 @@ class Tapped:
         return path[::-1]
 
     def _label(self, slot: SlotPair) -> int:
-        return self.faces.plan.pairs[self._slots[slot.reference_record][0]].target if slot.target_record < 0 else self._shown(slot)
-
-    def _shown(self, slot: SlotPair) -> int:
-        if not hasattr(self, "_labels"):
-            made = {m.record: m.operands[0][1][0] for m in self.faces.plan.made_target if m.operands}
-            self._made = made
-            made_by = {r.record: c.id for c in self.faces.target.calls for r in c.slots("output")}
-            self._labels = {r.record: c.id for c in self.faces.target.calls for r in c.refs} | made_by
-        record = slot.target_record
-        while record in self._made:
-            record = self._made[record]
-        return self._labels.get(record, self.faces.plan.pairs[0].target)
+        """The call of the target that shows a tensor."""
+        found = self.faces.maker(slot) if slot.target_record >= 0 else None
+        pair = self.faces.plan.pairs[0 if slot.target_record >= 0 else self._slots[slot.reference_record][0]]
+        return found.id if found is not None else pair.target
 
     def _upstream(self, record: int) -> _Upstream:
         behind: set[Tile] = set()
@@ -553,6 +561,11 @@ def _inputs_of(program: Program, operation: int) -> list[str]:
                 made = program.operations[value["op"][0]]
                 todo += [*made.args, *made.kwargs.values()]
     return list(slots)
+
+
+def _follows(verdict: Verdict, name: str) -> Verdict:
+    sentence = f"follows from {name}, which is wrong on the way to it: {verdict.sentence}"
+    return _but(verdict, verdict="inherited", confidence="", cause="", sentence=sentence)
 
 
 def _is_label(call: Call) -> bool:

@@ -89,7 +89,10 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         where += f", {clean(finding.phase)}"
     if finding.side == "reference":
         where += ", in the reference"
-    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
+    slot = finding.slot
+    if slot.startswith("inside.") and finding.operator:
+        slot = f"its {finding.operator.split('.')[1] if finding.operator.count('.') > 1 else finding.operator}"
+    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
     cause = _CAUSES.get(finding.cause, "")
     if cause:
         yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
