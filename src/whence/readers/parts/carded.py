@@ -1,0 +1,51 @@
+"""Calls of a dump that whence wrote in another tool's format: its cards say which call each tensor is of (`whence.cards`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from whence import cards
+from whence.readers.building import Building
+from whence.records import Call
+
+
+class Told:
+    """What the cards beside the tensors of one step tell. of: how many tensors have one that is whole."""
+
+    def __init__(self) -> None:
+        self.of = 0
+        self._calls: dict[int, Call] = {}
+        self._slots: dict[int, list[tuple[str, int]]] = {}
+
+    def add(self, mark: Any, record: int) -> None:
+        """Take the mark of a tensor: {"slot", "call", "card"} as text, the card with the first of its call; others are passed over."""
+        try:
+            found = msgspec.json.decode(mark, type=_Mark)
+        except (TypeError, msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return
+        if (card := cards.read(found.card) if found.card is not None else None) is not None:
+            self._calls[found.call] = card
+        if found.call in self._calls:
+            self._slots.setdefault(found.call, []).append((found.slot, record))
+            self.of += 1
+
+    def build(self, building: Building, *, rank: int, step: int) -> None:
+        """Add the calls. rank, step: as the dump has them, which hold where it was changed."""
+        calls = [msgspec.structs.replace(card, id=number, rank=rank, step=step) for number, card in self._calls.items()]
+        add(building, calls, self._slots)
+
+
+class _Mark(msgspec.Struct):
+    slot: str
+    call: int
+    card: Any = None
+
+
+def add(building: Building, calls: Iterable[Call], slots: dict[int, list[tuple[str, int]]]) -> None:
+    """Add calls in the order in which they began, below each other. slots: id -> (slot, record)."""
+    handles: dict[int, int] = {}
+    for call in sorted(calls, key=lambda call: (call.rank, call.order)):
+        handles[call.id] = building.again(call, slots.get(call.id, []), handles.get(call.parent, -1))

@@ -1,0 +1,23 @@
+"""Names of a run, which are untrusted, in files and tables."""
+
+from __future__ import annotations
+
+import re
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")
+_FILE_CHARS = 120
+
+
+def plain(name: str) -> str:
+    """A name within an HDF5 group: without what would end it or lead into another group."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("/", "%2F").replace("\0", "%00")
+
+
+def file_name(name: str) -> str:
+    """A part of a file's name that is safe anywhere, for people: letters, digits, dots, of limited length. Not unique, may be empty."""
+    return _UNSAFE.sub("_", name)[-_FILE_CHARS:].strip("._")
+
+
+def cell(text: str) -> str:
+    """A name in a table: what a spreadsheet would take for a formula is quoted."""
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

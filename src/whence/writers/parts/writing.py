@@ -1,0 +1,105 @@
+"""What a writer does to every run: fetches elements, counts what it wrote, and remembers what it could not write and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from whence import cards, dtypes
+from whence.arrays import host
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Ref, Run, Statistics
+
+Tell = Callable[[int, int, str], None]
+"""Called now and then with (done, of, what)."""
+
+_KINDS = ("param", "input", "output", "mutated")
+
+
+def silent(done: int, of: int, what: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold."""
+
+    files: tuple[Path, ...]
+    tensors: int
+    nbytes: int
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Writing:
+    """The work on one run: `array` for the elements of a sight of a tensor, `done` for what came of it."""
+
+    def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
+        self.run, self.files = run, list[Path]()
+        self._tell, self._of, self._asked = tell, of, 0
+        self._tensors = self._nbytes = 0
+        self._left: dict[str, list[str]] = {}
+
+    def array(self, record: int, name: str) -> Array | None:
+        """The elements, C order and little endian, mapped where they are; None, and noted under `name`, where there are none."""
+        self._asked += 1
+        self._tell(self._asked, max(self._of, self._asked), name)
+        try:
+            found = self.run.array(record)
+            want = dtypes.named(self.run.records[record].dtype).numpy
+        except (ElementsMissing, KeyError) as error:
+            self.leave(f"elements are missing ({error})", name)
+            return None
+        return np.asarray(found, dtype=want, order="C")
+
+    def wrote(self, array: Array) -> None:
+        """Count what went to disk."""
+        self._tensors += 1
+        self._nbytes += array.nbytes
+
+    def leave(self, why: str, name: str) -> None:
+        """Note what the format does not hold."""
+        self._left.setdefault(why, []).append(name)
+
+    def done(self) -> Written:
+        """The outcome."""
+        return Written(tuple(self.files), self._tensors, self._nbytes, {why: tuple(names) for why, names in self._left.items()})
+
+
+def figures(run: Run, record: int, array: Array | None) -> Statistics | None:
+    """Statistics of a record, taken from its elements where the run has none."""
+    known = run.records[record].statistics
+    if known is not None or array is None:
+        return known
+    return host.statistics(array.reshape(-1).view(np.uint8), run.records[record].dtype)[0]
+
+
+def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
+    """Calls by (rank, step), in the order in which they ended; ranks and steps sorted."""
+    found: dict[tuple[int, int], list[Call]] = {}
+    for call in calls:
+        found.setdefault((call.rank, call.step), []).append(call)
+    return dict(sorted(found.items()))
+
+
+def refs(call: Call) -> list[Ref]:
+    """What a call read and wrote: parameters, inputs, outputs, what it changed, and the rest."""
+    return sorted(call.refs, key=lambda ref: _KINDS.index(kind) if (kind := ref.slot.partition(".")[0]) in _KINDS else len(_KINDS))
+
+
+def name(call: Call, slot: str = "") -> str:
+    """A call, or one of its tensors, for people: "layers.0.mlp#1.output.0", the root by its name."""
+    again = f"#{call.occurrence}" if call.occurrence else ""
+    where = ".".join(part for part in (call.scope, call.op) if part) or call.root
+    return f"{where}{again}{f'.{slot}' if slot else ''}"
+
+
+def card(run: Run, call: Call, held: Callable[[Call], bool]) -> dict[str, object]:
+    """The card of a call, below the nearest one above it that is held too."""
+    parent = call.parent
+    while parent >= 0 and not held(run.calls[parent]):
+        parent = run.calls[parent].parent
+    return cards.write(call, parent)
