@@ -11,7 +11,7 @@ import importlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -198,6 +198,10 @@ class Session:
         return f"whence: {root}: {once}{size_words(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
 
     # ---- what a listener hands over
+
+    def only_steps(self, steps: Collection[int] | None) -> None:
+        """Take only these steps of each root from now on; None for all. Calls of others are recorded without tensors."""
+        self.selector.only, self.takes_all = None if steps is None else frozenset(steps), False
 
     def next_order(self) -> int:
         """The number of the call that begins now."""
