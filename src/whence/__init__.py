@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import (
+        auto_diff,
         begin_dump,
         compare,
         compare_labels,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
     "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro", "task", "tokens",
     "trace",
 ]  # fmt: skip

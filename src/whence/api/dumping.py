@@ -38,6 +38,7 @@ class Dump:
         self, path: str | os.PathLike[str], model: Any = None, *, steps: Collection[int] | None = None, layout: str = "",
         laid: Mapping[str, Any] = {}, wanted: Callable[[Call], bool] | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        from whence.api import labelling
         from whence.api.capturing import _listener, _session
         from whence.capture import launch
         from whence.capture.options import make
@@ -55,6 +56,7 @@ class Dump:
         launch.apply_determinism(chosen)
         self._listener = _listener(self.session, model, str(self.folder))
         self._listener.install()
+        self._labelled = labelling.taking(self.session, str(self.folder))
         self._closed = False
         atexit.register(self.close)
 
@@ -99,6 +101,7 @@ class Dump:
         atexit.unregister(self.close)
         self._listener.remove()
         self.session.close()
+        self._labelled()
         if self.session.calls:
             self._lay_out()
 
