@@ -21,7 +21,8 @@ from whence.dtypes import Array
 from whence.errors import MissingDependency
 from whence.records import Call, Run, Statistics
 from whence.writers.parts import writing
-from whence.writers.parts.naming import cell, plain
+from whence.writers.parts.bits import has_numpy_type
+from whence.writers.parts.naming import cell, plain, text
 from whence.writers.parts.writing import Tell, Writing, Written, silent
 
 COLUMNS = ("Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
@@ -52,9 +53,9 @@ def write(
         grows = append and path.exists()
         with (
             h5py.File(path, "a" if grows else "w", track_order=True, libver=("earliest", "v110")) as file,
-            table.open("a" if grows else "w", encoding="utf-8", newline="") as text,
+            table.open("a" if grows else "w", encoding="utf-8", newline="") as out,
         ):
-            rows = csv.writer(text, lineterminator="\n")
+            rows = csv.writer(out, lineterminator="\n")
             if not grows:
                 rows.writerow(COLUMNS)
                 file.attrs.update({"format": "torch_xray", "version": 1, "tool": f"whence {whence.__version__}"})
@@ -92,7 +93,12 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
             if array is None:
                 continue
             dataset = group.create_dataset(plain(shown), data=_bits(array))
-            told_here = {"module": call.scope, "cls": call.op_type, "occurrence": call.occurrence, "kind": _KINDS.get(kind, kind)}
+            told_here = {
+                "module": text(call.scope),
+                "cls": text(call.op_type),
+                "occurrence": call.occurrence,
+                "kind": _KINDS.get(kind, kind),
+            }
             card = _card(work.run, call, ref.slot, held, full=not told)
             dataset.attrs.update({"dtype": f"torch.{dtypes.of(array).name}", "seq": number, **told_here, "whence": card})
             told = True
@@ -117,18 +123,16 @@ def _card(run: Run, call: Call, slot: str, held: Any, *, full: bool) -> str:
     """Which call and slot this is; of the first tensor of a call, all that is known of it."""
     told: dict[str, Any] = {"slot": slot, "call": call.id}
     if full:
-        text = msgspec.json.encode(told | {"card": writing.card(run, call, held)})
-        if len(text) > _CARD_BYTES:
-            text = msgspec.json.encode(told | {"card": writing.card(run, msgspec.structs.replace(call, arguments={}), held)})
-        return text.decode()
+        whole = msgspec.json.encode(told | {"card": writing.card(run, call, held)})
+        if len(whole) > _CARD_BYTES:
+            whole = msgspec.json.encode(told | {"card": writing.card(run, msgspec.structs.replace(call, arguments={}), held)})
+        return whole.decode()
     return msgspec.json.encode(told).decode()
 
 
 def _bits(array: Array) -> Array:
     """As HDF5 holds it: the elements, or of types that it does not know their bits."""
-    if array.dtype.kind in "fiubc" and array.dtype.isbuiltin == 1:
-        return array
-    return array.view(f"u{array.dtype.itemsize}")
+    return array if has_numpy_type(array) else array.view(f"u{array.dtype.itemsize}")
 
 
 def _figures(statistics: Statistics | None) -> tuple[str, ...]:

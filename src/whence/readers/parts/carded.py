@@ -21,9 +21,9 @@ class Told:
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Take the mark of a tensor: {"slot", "call", "card"} as text, the card with the first of its call; others are passed over."""
+        """Take the mark of a tensor: {"slot", "call", "card"}, also as text, the card with the first of its call; others are passed over."""
         try:
-            found = msgspec.json.decode(mark, type=_Mark)
+            found = msgspec.convert(mark, _Mark) if isinstance(mark, dict) else msgspec.json.decode(mark, type=_Mark)
         except (TypeError, msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return
         if (card := cards.read(found.card) if found.card is not None else None) is not None:
@@ -32,9 +32,9 @@ class Told:
             self._slots.setdefault(found.call, []).append((found.slot, record))
             self.of += 1
 
-    def build(self, building: Building, *, rank: int, step: int) -> None:
-        """Add the calls. rank, step: as the dump has them, which hold where it was changed."""
-        calls = [msgspec.structs.replace(card, id=number, rank=rank, step=step) for number, card in self._calls.items()]
+    def build(self, building: Building, **moment: int) -> None:
+        """Add the calls. moment: rank and step, where the dump has them itself; they hold where it was changed."""
+        calls = [msgspec.structs.replace(card, id=number, **moment) for number, card in self._calls.items()]
         add(building, calls, self._slots)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")
-_FILE_CHARS = 120
 
 
 def plain(name: str) -> str:
     """A name within an HDF5 group: without what would end it or lead into another group."""
-    return name.encode("utf-8", "backslashreplace").decode().replace("/", "%2F").replace("\0", "%00")
+    return text(name).replace("/", "%2F")
 
 
-def file_name(name: str) -> str:
-    """A part of a file's name that is safe anywhere, for people: letters, digits, dots, of limited length. Not unique, may be empty."""
-    return _UNSAFE.sub("_", name)[-_FILE_CHARS:].strip("._")
+def text(name: str) -> str:
+    """A name as UTF-8 holds it, and without what ends a text in C."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\0", "%00")
+
+
+def file_name(name: str, chars: int = 120) -> str:
+    """A part of a file's name that is safe anywhere, for people: its last letters, digits and dots. Not unique, may be empty."""
+    return _UNSAFE.sub("_", name)[-chars:].strip("._-")
 
 
 def cell(text: str) -> str:
