@@ -6,6 +6,7 @@ import atexit
 import bisect
 import contextlib
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from whence.records import Call, Run
 
 _BESIDE = "whence-run"
+_BELOW = (
+    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump", "proc_*/dump",
+    "xray_debug/proc_*/dump",
+)  # fmt: skip
 _OFTEN_BYTES = 64 << 20
 _NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
 
@@ -115,14 +120,26 @@ class Dump:
             self._written = max(self.session.sink().nbytes, 1)
             shown = cut(run, lambda c: _NOT_TAKEN not in c.notes and self._wanted(c), self._step if self._marks else None)
             if len(shown.calls):
+                self._make_room(shown)
                 writers.named(self._layout).write(shown, self.destination, **self._laid)
         except (WhenceError, OSError) as error:
             from whence.capture.labelling import complain
 
             complain(f"{self.destination} has the run but not the tool's own files: {error}")
 
+    def _make_room(self, run: Run) -> None:
+        """msprobe keeps a step in a folder that holds nothing else; those that are written again go."""
+        for rank, step in {(call.rank, call.step) for call in run.calls} if self._layout == "msprobe" else ():
+            shutil.rmtree(self.destination / f"step{step}" / f"rank{rank}", ignore_errors=True)
+
     def _step(self, call: Call) -> int:
         return max(bisect.bisect_right(self._marks, call.order) - 1, 0)
+
+
+def below(folder: Path) -> Path | None:
+    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there is none, or more than one."""
+    found = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
+    return found.pop() if len(found) == 1 else None
 
 
 def determine(seed: int, deterministic: bool) -> None:

@@ -14,10 +14,6 @@ from whence.compat._said import once, same_as, without
 _LEVELS = {"module": "modules", "api": "op"}
 _PARTS = {0: "input", 1: "output", 2: "both"}
 _STATISTICS = {0: "full", 1: "stats", 2: "full"}
-_EVERYTHING = {
-    "dump_weight": "weights are always in the run, and in the tool's files of the first token",
-    "analyze": "statistics are always in the run",
-}
 
 
 class DumpConfig:
@@ -26,7 +22,8 @@ class DumpConfig:
     token_range: tokens (calls of the model, from 0) to dump. module_list: classes of modules, or their names; [] for all. api_list: operators
     that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
     device_id: only on this device. layer_name: names or a pattern with `*`, from "root" on. dump_last_logits: the logits of each token
-    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both. seed: for every framework, with deterministic kernels.
+    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too
+    (the run has them always). seed: for every framework, with deterministic kernels.
     Raises UsageError for what is not understood.
     """
 
@@ -34,12 +31,13 @@ class DumpConfig:
         self, dump_path: str | os.PathLike[str] | None = None, token_range: Sequence[int] | None = None,
         module_list: Sequence[Any] | None = None, api_list: Sequence[Any] | None = None, tensor_part: int = 2, device_id: int | None = None,
         dump_last_logits: bool = False, mode: str | Sequence[str] | None = None, dump_weight: bool = False,
-        layer_name: str | Sequence[str] | None = None, dump_statistics_mode: int = 0, seed: int | None = None, **others: Any,
+        layer_name: str | Sequence[str] | None = None, dump_statistics_mode: int = 0, analyze: bool = False, seed: int | None = None,
+        **others: Any,
     ) -> None:  # fmt: skip
         from whence.compat._steps import numbers
         from whence.errors import UsageError
 
-        without("DumpConfig", {**others, "dump_weight": dump_weight}, _EVERYTHING)
+        without("DumpConfig", others, {})
         modes = (mode,) if isinstance(mode, str) else tuple(mode or ("module",))
         if wrong := [m for m in modes if m not in _LEVELS]:
             raise UsageError(f"DumpConfig(mode={wrong[0]!r}): module, api, or both in a list")
@@ -61,6 +59,7 @@ class DumpConfig:
                 self.options["classes"] = tuple(_named(kind) for kind in module_list)
             if layer_name:
                 self.options["include"] = tuple(map(_scope, (layer_name,) if isinstance(layer_name, str) else layer_name))
+        self.laid = {"weights": dump_weight, "statistics": dump_statistics_mode == 2 or bool(analyze), "tensors": dump_statistics_mode != 1}
         if seed is not None:
             self.options |= {"seed": seed, "deterministic": True}
 
@@ -90,7 +89,7 @@ def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_d
             return modules
         return not config.apis or any(re.search(rf"(^|[.:]){re.escape(api)}(\.|$)", call.op) for api in config.apis)
 
-    Dump(folder, model, steps=config.steps, layout="msit_torch", wanted=wanted, **config.options)
+    Dump(folder, model, steps=config.steps, layout="msit_torch", laid=config.laid, wanted=wanted, **config.options)
     once(f"dumped into {folder}")
 
 
