@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         begin_dump,
         compare,
         compare_labels,
+        convert,
         diff_results,
         doctor,
         end_dump,
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
-    "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro", "task", "tokens",
-    "trace",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert", "diff_results", "doctor", "end_dump",
+    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro",
+    "task", "tokens", "trace",
 ]  # fmt: skip
 
 

@@ -403,8 +403,8 @@ def _statistics(leaf: Mapping[str, Any], shape: tuple[int, ...]) -> Statistics |
     mean, norm = (x if x is not None and math.isfinite(x) else None for x in (mean, norm))
     std = None
     if mean is not None and norm is not None and count:
-        square = norm**2 / count - mean**2
-        std = math.sqrt(square) if square > 0.1 * norm**2 / count else None
+        square = norm * norm / count - mean * mean  # by ** an overflow would raise
+        std = math.sqrt(square) if math.inf > square > 0.1 * norm * norm / count else None
     return Statistics(count, low, high, mean, std, norm, 0, 0, 0)
 
 

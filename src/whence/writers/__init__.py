@@ -9,6 +9,6 @@ path as it is. `parts` holds what several formats share.
 """
 
 from whence.writers.found import Writer, known, named
-from whence.writers.parts.writing import Tell, Writing, Written, silent
+from whence.writers.parts.writing import Tell, Writing, Written, moved, silent
 
-__all__ = ["Tell", "Writer", "Writing", "Written", "known", "named", "silent"]
+__all__ = ["Tell", "Writer", "Writing", "Written", "known", "moved", "named", "silent"]

@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from whence.dtypes import Array
-from whence.records import Call, Ref, Run
+from whence.records import Call, Run
 from whence.writers.parts import bits, writing
 from whence.writers.parts.writing import Tell, Writing, Written, silent
 
 _PIECE_BYTES = 3 << 20  # a multiple of 3, so that pieces of base64 can be put behind each other
-_RESERVED = ("polygraphy_class", "whence")
+_RESERVED = "polygraphy_class"
 _Iteration = list[Call]
 
 
@@ -67,17 +67,16 @@ def _write(work: Writing, path: Path, runners: dict[str, list[_Iteration]]) -> N
 
 def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> dict[str, object]:
     """Write the tensors of an iteration; returns the marks that say which call and slot each is of."""
-    names: dict[str, int] = dict.fromkeys(_RESERVED, 0)
+    names = {_RESERVED}
     marks: dict[str, object] = {}
     first = True
     for call in calls:
         told = False
         for ref in writing.refs(call):
-            name = _name(call, ref)
-            names[name] = names.get(name, -1) + 1
-            if names[name]:
-                name = f"{name}~{names[name]}"
-                names[name] = 0
+            name = writing.name(call, ref.slot.removeprefix("param."))
+            while name in names:
+                name += "~"
+            names.add(name)
             array = work.array(ref.record, name)
             if array is None:
                 continue
@@ -93,10 +92,6 @@ def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> 
 
 def _has_tensors(call: Call) -> bool:
     return bool(call.refs)
-
-
-def _name(call: Call, ref: Ref) -> str:
-    return writing.name(call, ref.slot.removeprefix("param."))
 
 
 def _runtime(calls: _Iteration) -> float:

@@ -21,7 +21,7 @@ class Told:
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Take the mark of a tensor: {"slot", "call", "card"}, also as text, the card with the first of its call; others are passed over."""
+        """Take the mark of a tensor, {"slot", "call", "card"} also as text; the first of a call has its card. Others are passed over."""
         try:
             found = msgspec.convert(mark, _Mark) if isinstance(mark, dict) else msgspec.json.decode(mark, type=_Mark)
         except (TypeError, msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError, RecursionError):

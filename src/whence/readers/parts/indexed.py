@@ -29,6 +29,8 @@ class _About(msgspec.Struct, tag="dump", tag_field="t"):
     ended: str = ""
     versions: dict[str, str] = {}
     settings: dict[str, object] = {}
+    seed: int | None = None
+    deterministic: bool = False
 
 
 _decode = msgspec.json.Decoder(_About | Record | Call | Program | Note).decode
@@ -41,6 +43,7 @@ def open_run(place: Place, kind: str, find: Find) -> Run:
         raise UnreadableRun(f"{NAME} is not one that this version can read; update whence, or remove it to read the tensors by their names")
     building = Building(place.path, kind, versions=about.versions, settings=about.settings)
     building.ended = about.ended
+    building.info = msgspec.structs.replace(building.info, seed=about.seed, deterministic=about.deterministic)
     records = [line for line in lines if isinstance(line, Record)]
     for number, record in enumerate(records):
         if record.id != number:

@@ -15,6 +15,7 @@ from whence.records import Call, Dumped, Record, Run
 from whence.writers.parts.writing import by_moment, name
 
 NAME = "whence.jsonl"
+_ABOUT = ("versions", "settings", "seed", "deterministic")
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
@@ -23,7 +24,7 @@ def write(folder: Path, run: Run, places: Mapping[int, str]) -> Path:
     path = folder / NAME
     with path.open("wb") as file:
         about = {"t": "dump", "version": 1, "kind": run.info.kind, "ended": run.ended}
-        file.write(_encode(about | {"versions": run.info.versions, "settings": run.info.settings}) + b"\n")
+        file.write(_encode(about | {name: getattr(run.info, name) for name in _ABOUT}) + b"\n")
         for record in run.records:
             file.write(_encode(_placed(record, places.get(record.id))) + b"\n")
         for call in run.calls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,11 @@ class Written:
     tensors: int
     nbytes: int
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def moved(written: Written, old: Path, new: Path) -> Written:
+    """The same after what lay at `old` was renamed to `new`."""
+    return replace(written, files=tuple(new / file.relative_to(old) for file in written.files))
 
 
 class Writing:
