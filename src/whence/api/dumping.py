@@ -118,7 +118,7 @@ class Dump:
         try:
             run = store.open_run(self.folder, ranks={self.session.rank})
             self._written = max(self.session.sink().nbytes, 1)
-            shown = cut(run, lambda c: _NOT_TAKEN not in c.notes and self._wanted(c), self._step if self._marks else None)
+            shown = cut(run, self._is_shown, self._step if self._marks else None)
             if len(shown.calls):
                 self._make_room(shown)
                 writers.named(self._layout).write(shown, self.destination, **self._laid)
@@ -126,6 +126,12 @@ class Dump:
             from whence.capture.labelling import complain
 
             complain(f"{self.destination} has the run but not the tool's own files: {error}")
+
+    def _is_shown(self, call: Call) -> bool:
+        """Of the tool's own files: what it calls a module or an operator, in the steps that are wanted."""
+        if call.kind not in ("module", "operator") or _NOT_TAKEN in call.notes:
+            return False
+        return (not self._marks or self._steps is None or self._step(call) in self._steps) and self._wanted(call)
 
     def _make_room(self, run: Run) -> None:
         """msprobe keeps a step in a folder that holds nothing else; those that are written again go."""
