@@ -46,11 +46,11 @@ class PrecisionDebugger:
             once("PrecisionDebugger: there is one in this process already; its configuration holds")
             self.__dict__ = _started[0].__dict__
             return
-        _started.append(self)
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
         self._settings: Settings = read(config_path, {k: v for k, v in given.items() if v is not None})
-        self._model, self._dump = model, None
-        self._dump: Dump | None
+        self._model = model
+        self._dump: Dump | None = None
+        _started.append(self)
 
     def start(self, model: Any = None, token_range: Sequence[int] | None = None, **others: Any) -> None:
         """Take what is called from here on. model: a torch.nn.Module or a list of them; None for all that are called.
