@@ -1,4 +1,4 @@
-"""Write a run, or a dump of any tool, in the format of another: npy, safetensors, torch_xray, msprobe or polygraphy.
+"""Write a run, or the dump of a tool, as the files of another tool.
 
 \b
     whence convert runs/ref ref_h5 --to torch_xray

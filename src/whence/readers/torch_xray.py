@@ -197,16 +197,16 @@ def _named(path: str, shown: str) -> _Tensor:
 
 def _record(building: Building, dataset: Any, path: Path, name: str, size: int) -> int:
     """The tensor in a dataset: its dtype from the attribute, its elements when asked."""
-    shape, stored = dataset.shape, dataset.dtype
+    shape, stored, where = dataset.shape, dataset.dtype, f"{name},{dataset.name}"
     said = _said(dataset)
     if shape is None:
-        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=name)
+        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where)
     dtype, why = _dtype(stored, said)
     shape = limits.extents(tuple(map(int, shape)), dataset.name)
     why = why or _unsafe(dataset, shape, size)
     if why:
-        return building.tensor(dtype, shape, why=why, file=name)
-    return building.tensor(dtype, shape, _load(dataset, path, dtype), file=name)
+        return building.tensor(dtype, shape, why=why, file=where)
+    return building.tensor(dtype, shape, _load(dataset, path, dtype), file=where)
 
 
 def _said(dataset: Any) -> str:
