@@ -67,7 +67,7 @@ def test_torch_against_paddle(model):
                 mine.weight.set_value(theirs.weight.detach().numpy().T)
                 mine.bias.set_value(theirs.bias.detach().numpy())
 
-        def forward(self, input):
+        def forward(self, input):  # noqa: A002 - as torch's Sequential calls it
             return self.b(paddle.nn.functional.gelu(self.a(input)))
 
     x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)

@@ -67,7 +67,8 @@ def test_modules_their_weights_and_statistics(tmp_path):
     wrong = torch.load(mine / "weights" / "root.layers.1.weight.pth", weights_only=True)
     assert torch.equal(weight[3] * 1.5, wrong[3])
     made = torch.load(golden / "0" / "root.layers.1" / "output.pth", weights_only=True)
-    row = next(r for r in csv.DictReader((golden / "statistics.csv").read_text().splitlines()) if r["NodeName"] == "root.layers.1" and r["InputOutput"] == "output")  # fmt: skip
+    rows = csv.DictReader((golden / "statistics.csv").read_text().splitlines())
+    row = next(r for r in rows if (r["NodeName"], r["InputOutput"]) == ("root.layers.1", "output"))
     assert [float(row[k]) for k in ("Max", "Min")] == [made.max().item(), made.min().item()]
     tree = json.loads((golden / "model_tree.json").read_text())
     assert (tree["name"], [kid["name"] for kid in tree["children"]]) == ("root", ["root.layers"])
@@ -116,7 +117,8 @@ def commands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     (folder / "infer.py").write_text(HEAD + CHAT + "generate(3)\n")
     for side, word in (("golden", ""), ("mine", " bug")):
-        said = whence(folder, "ait", "llm", "dump", "--exec", f"{sys.executable} infer.py{word}", "--type", "model", "layer", "tensor", "-ids", "-er", "0,1000", "-child", "False", "-stp", "1", "-o", side)  # fmt: skip
+        options = ["--type", "model", "layer", "tensor", "-ids", "-er", "0,1000", "-child", "False", "-stp", "1", "-o"]
+        said = whence(folder, "ait", "llm", "dump", "--exec", f"{sys.executable} infer.py{word}", *options, side)
     return folder, said.stderr
 
 

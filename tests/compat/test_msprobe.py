@@ -34,7 +34,9 @@ torch.save((kept, loss.detach(), torch.get_rng_state()), sys.argv[1] + ".pt")
 
 
 def config(folder, **settings):
-    (folder / "config.json").write_text(json.dumps({"rank": [], "step": [], "level": "L0", "task": "tensor", "async_dump": False} | settings))
+    (folder / "config.json").write_text(
+        json.dumps({"rank": [], "step": [], "level": "L0", "task": "tensor", "async_dump": False} | settings)
+    )
 
 
 def dumped(folder, step="step1"):
@@ -99,8 +101,9 @@ def test_switched_off_and_debug_points(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"task": "acc_check"}, "task 'acc_check' is not there"), ({"level": "L2"}, "level 'L2' is not there"), ({"stepp": [0]}, "no option 'stepp'"),
-     ({"step": ["a"]}, "no number"), ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"), ({"tensor": {"lst": ["a"]}}, "no option 'lst'")],
+    [({"task": "acc_check"}, "task 'acc_check' is not there"), ({"level": "L2"}, "level 'L2' is not there"),
+     ({"stepp": [0]}, "no option 'stepp'"), ({"step": ["a"]}, "no number"), ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
+     ({"tensor": {"lst": ["a"]}}, "no option 'lst'")],
 )  # fmt: skip
 def test_what_is_not_understood_is_an_error(tmp_path, settings, said):
     from whence.compat.msprobe.pytorch import PrecisionDebugger

@@ -131,11 +131,13 @@ def test_operators_become_tests_and_their_tables_a_diff(tmp_path):
     (folder,) = (tmp_path / "xray_debug").glob("proc_*")
     told = json.loads((folder / "dump.json").read_text())
     gelu = [r for r in told["records"] if r["op"] == "aten.gelu.default"]
-    assert [(r["count"], r["args"]["self"]["shape"], r["args"]["self"]["dtype"]) for r in gelu] == [(4, [2, 8], "torch.float32")]
+    assert {(*r["args"]["self"]["shape"], r["args"]["self"]["dtype"]) for r in gelu} == {(2, 8, "torch.float32")}
+    assert sum(r["count"] for r in gelu) == 4
     assert not any(r["op"].startswith("aten.cumsum") for r in told["records"])
     whence(tmp_path / "xray_debug", *JPROF, folder / "dump.json")
     for device in ("xpu", "gpu"):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--detail_compare_path={device}.csv", str(folder / "pytests"), "--seed", "42"]  # fmt: skip
+        options = [f"--detail_compare_path={device}.csv", str(folder / "pytests"), "--seed", "42"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
         done = subprocess.run(command, cwd=tmp_path / "xray_debug", capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout
     whence(tmp_path / "xray_debug", "xray", "summary_diff_check", "xpu.csv", "gpu.csv", "result.csv")
@@ -147,10 +149,12 @@ JPROF = ("xray", "jprof", "--cpu_init", "--blacklist", "--factory=load")
 
 
 def test_the_environment_alone_begins_a_dump(tmp_path):
-    python(tmp_path, OPERATORS.replace("ARGS", "").replace("end_dump(", "(lambda **_: 0)("), X_DEBUG="0x102", X_DUMP_NUM="0")
+    python(
+        tmp_path, OPERATORS.replace("ARGS", "").replace("end_dump(", "(lambda **_: 0)("), X_DEBUG="0x102", X_DUMP_NUM="0", X_DEDUP="True"
+    )
     (folder,) = (tmp_path / "xray_debug").glob("proc_*")
     told = json.loads((folder / "dump.json").read_text())
-    assert sum(r["op"] == "aten.gelu.default" for r in told["records"]) == 4
+    assert [r["count"] for r in told["records"] if r["op"] == "aten.gelu.default"] == [4]
     assert any(r["op"] == "aten.cumsum.default" for r in told["records"])
     run = open_run(str(folder / "dump"))
     assert all(record.elements is None for record in run.records)

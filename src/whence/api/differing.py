@@ -31,11 +31,12 @@ def auto_diff(
 
         assert whence.auto_diff(paddle_layer, torch_module, {"x": x})
 
-    model_a (the reference), model_b (the target): torch modules or Paddle layers, with their weights and modes as they are. inputs: a dict of
-    keyword arguments, a tuple or list of arguments, or one tensor, which both get, each in its framework, on its device; or a pair of two
-    dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder for the comparison, with the runs in
-    `reference` and `target` below it; None keeps nothing. capture: options of `whence.capture`; options: those of `whence.compare`.
-    Forward passes alone are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what a model raises.
+    model_a (the reference), model_b (the target): torch modules or Paddle layers, with their weights and modes as they are. inputs: a
+    dict of keyword arguments, a tuple or list of arguments, or one tensor, which both get, each in its framework, on its device; or a
+    pair of two dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder for the comparison, with the
+    runs in `reference` and `target` below it; None keeps nothing. capture: options of `whence.capture`; options: those of
+    `whence.compare`. Forward passes alone are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what
+    a model raises.
     """
     from whence import report
     from whence.api.capturing import capture as capturing

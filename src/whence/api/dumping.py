@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _BESIDE = "whence-run"
 _BELOW = (
-    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump", "proc_*/dump",
-    "xray_debug/proc_*/dump",
+    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump",
+    "proc_*/dump", "xray_debug/proc_*/dump",
 )  # fmt: skip
 _OFTEN_BYTES = 64 << 20
 _NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
@@ -34,9 +34,9 @@ class Dump:
 
     steps: those wanted; None for all. They are counted by `mark`, or where that is never called by the calls of the model, from 0.
     layout: writer (docs/convert.md) that puts the run as another tool's dump into the folder `path`, at every pause and at the end; laid:
-    its options; wanted: of which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with other files gets it below,
-    in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run. Ends with the process. A layout that cannot be written is told
-    on stderr, and the program goes on. Raises UsageError, StoreFailed.
+    its options; wanted: of which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with other
+    files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run. Ends with the process. A layout that
+    cannot be written is told on stderr, and the program goes on. Raises UsageError, StoreFailed.
     """
 
     def __init__(

@@ -20,7 +20,13 @@ _LAYER = re.compile(r"(.*\.)?\d+")
 
 
 def cmp_report(
-    golden: str, mine: str, *, level: str = "", tool: str = "msit", output: str = ".", progress: Callable[[int, int, str], None] | None = None
+    golden: str,
+    mine: str,
+    *,
+    level: str = "",
+    tool: str = "msit",
+    output: str = ".",
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[Comparison, Path]:
     """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's comparison, the file).
 
@@ -89,10 +95,18 @@ def _chosen(rows: Sequence[ViewRow], level: str) -> list[ViewRow]:
     return _returned([row for row in rows if row.slot.startswith("output.")])
 
 
+def _is_logits(shown: Shown) -> bool:
+    return shown.slot == "output.logits"
+
+
+def _is_outermost(shown: Shown) -> bool:
+    return shown.kind == "module" and shown.name.partition("#")[0] == shown.op_type
+
+
 def _returned(outputs: list[ViewRow]) -> list[ViewRow]:
     """What the model returned at each token: its logits, else what the outermost call did, else the last tensor."""
-    for tests in (lambda s: s.slot == "output.logits", lambda s: s.kind == "module" and s.name.partition("#")[0] == s.op_type):
-        if found := [row for row in outputs if tests(_side(row))]:
+    for is_it in (_is_logits, _is_outermost):
+        if found := [row for row in outputs if is_it(_side(row))]:
             return found
     last: dict[Any, ViewRow] = {(_side(row).rank, _side(row).step): row for row in outputs}
     return list(last.values())

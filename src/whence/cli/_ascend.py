@@ -36,13 +36,17 @@ class Several(click.Command):
 
 def group(tool: str, *, debug: bool) -> click.Group:
     """All commands of `ait` (which had `debug compare aclcmp`) or `msit`."""
-    whole = click.Group(tool, help=f"`{tool} llm` dump and compare{', and `ait debug compare aclcmp`' if debug else ''} (docs/switching.md).", context_settings=_CONTEXT)  # fmt: skip
+    more = ", and `ait debug compare aclcmp`" if debug else ""
+    whole = click.Group(tool, help=f"`{tool} llm` dump and compare{more} (docs/switching.md).", context_settings=_CONTEXT)
     llm = click.Group("llm", help="Dump what a model computes; compare two dumps.")
     llm.add_command(_dump(tool))
     llm.add_command(_compare(tool))
     whole.add_command(llm)
     if debug:
-        outer, compare = click.Group("debug", help="Labels of two programs in one process."), click.Group("compare", help="Their comparison.")
+        outer, compare = (
+            click.Group("debug", help="Labels of two programs in one process."),
+            click.Group("compare", help="Their comparison."),
+        )
         compare.add_command(_aclcmp())
         outer.add_command(compare)
         whole.add_command(outer)
@@ -52,19 +56,35 @@ def group(tool: str, *, debug: bool) -> click.Group:
 def _dump(tool: str) -> click.Command:
     @click.command("dump", cls=Several, context_settings=_CONTEXT)
     @click.option("--exec", "command", required=True, metavar="CMD", help="The command, quoted.")
-    @click.option("--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]")
+    @click.option(
+        "--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]"
+    )
     @click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only.")
     @click.option("-ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers.")
     @click.option("-er", "--execute-range", default="0,0", show_default=True, metavar="0,1000", help="Tokens, first and last.")
     @click.option("-child", "--save-operation-child", "child", type=click.BOOL, default=True, help="With -ids: what they call too.")
-    @click.option("-time", "--save-time", "when", type=click.IntRange(0, 3), default=3, show_default=True, help="0 inputs, 1 outputs, 2 and 3 both.")
-    @click.option("-stp", "--save-tensor-part", "part", type=click.IntRange(0, 2), default=2, show_default=True, help="0 inputs, 1 outputs, 2 both.")
-    @click.option("-opname", "--operation-name", metavar="linear,rms", help="Only classes whose name begins so, in capital letters or small.")
+    @click.option(
+        "-time", "--save-time", "when", type=click.IntRange(0, 3), default=3, show_default=True, help="0 inputs, 1 outputs, 2 and 3 both."
+    )
+    @click.option(
+        "-stp", "--save-tensor-part", "part", type=click.IntRange(0, 2), default=2, show_default=True, help="0 inputs, 1 outputs, 2 both."
+    )
+    @click.option(
+        "-opname", "--operation-name", metavar="linear,rms", help="Only classes whose name begins so, in capital letters or small."
+    )
     @click.option("-device", "--device-id", "device", type=int, help="Only this rank.")
     @click.option("-tiling", "--save-tiling", "tiling", is_flag=True, help="Changes nothing: tiling is the library's own.")
     @click.option("-symlink", "--enable-symlink", is_flag=True, help="Changes nothing: equal tensors are stored once.")
     @click.option("-config", "--config-path", metavar="FILE", help="Not there: what is dumped is chosen when the command starts.")
-    @click.option("-seed", "--set-random-seed", "seed", is_flag=False, flag_value="2024", type=int, help="Seed every framework; deterministic kernels.")
+    @click.option(
+        "-seed",
+        "--set-random-seed",
+        "seed",
+        is_flag=False,
+        flag_value="2024",
+        type=int,
+        help="Seed every framework; deterministic kernels.",
+    )
     @click.option("-o", "--output", default=".", metavar="DIR", help="The dump is a folder in it.")
     @click.option("-l", "--log-level", help="Changes nothing.")
     def dump(command: str, output: str, **given: Any) -> int:
@@ -136,19 +156,30 @@ def _compare(tool: str) -> click.Command:
     @click.command("compare", context_settings=_CONTEXT)
     @click.option("-gp", "--golden-path", "golden", required=True, metavar="DUMP", help="The reference.")
     @click.option("-mp", "--my-path", "mine", required=True, metavar="DUMP", help="The target.")
-    @click.option("-cl", "--cmp-level", "level", type=click.Choice(["token", "logits", "layer", "module", "api"]), help="Rows of the table.  [default: all]")
+    @click.option(
+        "-cl",
+        "--cmp-level",
+        "level",
+        type=click.Choice(["token", "logits", "layer", "module", "api"]),
+        help="Rows of the table.  [default: all]",
+    )
     @click.option("-o", "--output", default=".", metavar="DIR", help="Folder for the table.")
     @click.option("-mf", "--op-mapping-file", metavar="DIR", help="Not there: whence compare --map takes a map.")
     @click.option("-alg", "--custom-algorithms", metavar="FILE:FUNC", help="Not there: metrics are plug-ins (docs/metrics.md).")
     @click.option("-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared.")
     @click.option("-st", "--stats", is_flag=True, help="Changes nothing: statistics are compared where there are no elements.")
     @click.option("-l", "--log-level", help="Changes nothing.")
-    def compare(golden: str, mine: str, level: str | None, output: str, op_mapping_file: str | None, custom_algorithms: str | None, **_: Any) -> int:
+    def compare(
+        golden: str, mine: str, level: str | None, output: str, op_mapping_file: str | None, custom_algorithms: str | None, **_: Any
+    ) -> int:
         """Compare two dumps and write the tool's table: `whence compare --view msit`."""
         from whence import api, report
         from whence.cli.compare import CODES, _progress
 
-        for name, value, instead in (("-mf", op_mapping_file, "whence compare --map FILE"), ("-alg", custom_algorithms, "a metric plug-in")):
+        for name, value, instead in (
+            ("-mf", op_mapping_file, "whence compare --map FILE"),
+            ("-alg", custom_algorithms, "a metric plug-in"),
+        ):
             if value:
                 raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
         _same(f"{tool} llm compare", f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit")

@@ -17,14 +17,13 @@ _STATISTICS = {0: "full", 1: "stats", 2: "full"}
 
 
 class DumpConfig:
-    """What is dumped, and where: below `dump_path`, `<ait|msit>_dump_<time>/torch_tensors/<device>_<process>/`, which is a run of whence too.
+    """What is dumped, and where: below `dump_path`, `<ait or msit>_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
 
-    token_range: tokens (calls of the model, from 0) to dump. module_list: classes of modules, or their names; [] for all. api_list: operators
-    that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
+    token_range: tokens (calls of the model, from 0) to dump. module_list: classes of modules, or their names; [] for all. api_list:
+    operators that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
     device_id: only on this device. layer_name: names or a pattern with `*`, from "root" on. dump_last_logits: the logits of each token
-    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too
-    (the run has them always). seed: for every framework, with deterministic kernels.
-    Raises UsageError for what is not understood.
+    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too (the run has them
+    always). seed: for every framework, with deterministic kernels. Raises UsageError for what is not understood.
     """
 
     def __init__(
@@ -54,7 +53,11 @@ class DumpConfig:
                 raise UsageError("DumpConfig: dump_last_logits takes the logits alone; leave module_list, api_list and layer_name out")
             self.options["level"] = "logits"
         else:
-            self.options = {"level": "op" if "api" in modes else "modules", "slots": _PARTS[tensor_part], "keep": _STATISTICS[dump_statistics_mode]}
+            self.options = {
+                "level": "op" if "api" in modes else "modules",
+                "slots": _PARTS[tensor_part],
+                "keep": _STATISTICS[dump_statistics_mode],
+            }
             if module_list:
                 self.options["classes"] = tuple(_named(kind) for kind in module_list)
             if layer_name:

@@ -10,8 +10,8 @@ from typing import Any
 def write(run: Path, path: Path) -> bool:
     """Write the operators of a run; whether there are any. Elements stay in the run, each tensor says as which record of it.
 
-    {version, tool, framework, device, run, records: [{index, name, op, args, outputs, count, first_stack, seconds}]}; tensors {shape, dtype,
-    stride, device, min, max, mean, nan, inf, record}. Raises UnreadableRun.
+    {version, tool, framework, device, run, records: [{index, name, op, args, outputs, count, first_stack, seconds}]}; tensors {shape,
+    dtype, stride, device, min, max, mean, nan, inf, record}. count: with the equal calls that were left out. Raises UnreadableRun.
     """
     import whence
     from whence import api
@@ -21,8 +21,8 @@ def write(run: Path, path: Path) -> bool:
         opened = api.open_run(str(run))
     except UnreadableRun:
         return False
-    repeats = {group.calls[0]: group.count for group in api.signatures(opened) if len(group.calls) == 1}
-    records = []
+    repeats = {group.calls[0]: 1 + group.count - len(group.calls) for group in api.signatures(opened) if group.calls}
+    records: list[dict[str, Any]] = []
     for call in opened.calls:
         if call.kind != "operator":
             continue

@@ -35,6 +35,8 @@ def without(name: str, given: Mapping[str, Any], why: Mapping[str, str]) -> None
             import difflib
 
             near = difflib.get_close_matches(option, why, n=1)
-            raise UsageError(f"{name} has no option {option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}")
+            raise UsageError(
+                f"{name} has no option {option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"
+            )
         if value is not None and value is not False:
             once(f"{name}({option}=...) changes nothing: {why[option]}")

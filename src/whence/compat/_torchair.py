@@ -12,7 +12,7 @@ from whence.compat._said import once, without
 
 
 class CompilerConfig:
-    """What `whence.compat.torchair.get_npu_backend` shall dump. mode: "exact" or "fx", "" for nothing. steps: of the model, None for all."""
+    """What `whence.compat.torchair.get_npu_backend` shall dump. mode: "exact" or "fx", "" for nothing. steps: None for all."""
 
     def __init__(self) -> None:
         self.mode, self.folder = "", Path()
@@ -76,7 +76,9 @@ def _ours(given: Any) -> CompilerConfig:
     from whence.errors import UsageError
 
     if given is not None and not isinstance(given, CompilerConfig):
-        raise UsageError(f"compiler_config is a {type(given).__name__}; take whence.compat.torchair.CompilerConfig, or install torchair for its own")
+        raise UsageError(
+            f"compiler_config is a {type(given).__name__}; take whence.compat.torchair.CompilerConfig, or install torchair for its own"
+        )
     return given or CompilerConfig()
 
 

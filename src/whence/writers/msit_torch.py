@@ -1,4 +1,4 @@
-"""msit: `<token>/root.<module>/{input_<i>.pth, output.pth}`, `weights/`, `model_tree.json` and `statistics.csv`, as `msit llm` dumps PyTorch.
+"""msit: `<token>/root.<module>/{input_<i>.pth, output.pth}`, `weights/`, `model_tree.json` and `statistics.csv`, as `msit llm` dumps torch.
 
 What that tool itself does not dump stays out: keyword inputs, what a call changed in place, and of a module that is called again in one
 token all but the last call. Operators are `root.<module>.<operator>.<n>`. Files are those of torch.save, in the tensor's own dtype.

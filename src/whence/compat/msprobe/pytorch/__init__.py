@@ -69,7 +69,9 @@ class PrecisionDebugger:
         if self._dump is None:
             models = list(model) if isinstance(model, (list, tuple)) else [self._model if model is None else model]
             level = settings.options["level"]
-            same_as("msprobe.PrecisionDebugger", f"whence run{'' if level == 'modules' else f' --level {level}'}{settings.keep} -o RUN -- CMD")
+            same_as(
+                "msprobe.PrecisionDebugger", f"whence run{'' if level == 'modules' else f' --level {level}'}{settings.keep} -o RUN -- CMD"
+            )
             options = dict(settings.options)
             if token_range is not None:
                 if settings.steps is not None:

@@ -65,7 +65,9 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
         raise UsageError(f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are (docs/switching.md)")
     section = said.get(task) or {}
     mine = ("list", "data_mode")
-    without(f"config.json, {task}", {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}, _NOTHING_OF_A_TASK)
+    without(
+        f"config.json, {task}", {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}, _NOTHING_OF_A_TASK
+    )
     listed = tuple(section.get("list") or ())
     options: dict[str, Any] = {"level": _LEVELS[level], "keep": _KEEP[task], "slots": _slots(section.get("data_mode"))}
     if level == "L0" and listed:
@@ -85,7 +87,20 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
     return Settings(Path(said.get("dump_path") or "./dump"), numbers("step", said.get("step")), options, wanted, enabled)
 
 
-_TASKS = ("statistics", "tensor", "structure", "md5", "acc_check", "nan_check", "diff_check", "exception_dump", "overflow_check", "run_ut", "free_benchmark", "grad_probe")
+_TASKS = (
+    "statistics",
+    "tensor",
+    "structure",
+    "md5",
+    "acc_check",
+    "nan_check",
+    "diff_check",
+    "exception_dump",
+    "overflow_check",
+    "run_ut",
+    "free_benchmark",
+    "grad_probe",
+)
 
 
 def _load(path: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -107,7 +122,11 @@ def _slots(modes: Any) -> str:
     from whence.errors import UsageError
 
     named = [modes] if isinstance(modes, str) else list(modes or ["all"])
-    without("data_mode", {"backward": True} if "backward" in named else {}, {"backward": "the backward pass is dumped at L1 and mix, with the forward"})
+    without(
+        "data_mode",
+        {"backward": True} if "backward" in named else {},
+        {"backward": "the backward pass is dumped at L1 and mix, with the forward"},
+    )
     if wrong := [mode for mode in named if mode not in (*_DATA, "backward")]:
         raise UsageError(f"config.json: data_mode {wrong[0]!r}; {', '.join(_DATA)} and backward are there")
     found = {_DATA[mode] for mode in named if mode in _DATA}
