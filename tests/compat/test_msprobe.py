@@ -81,7 +81,8 @@ def test_statistics_and_lists(tmp_path):
     config(tmp_path, task="statistics", statistics={"list": ["Module.1.GELU.forward.0"], "summary_mode": "md5"})
     said = python(tmp_path, TRAINING, "golden").stderr
     assert "config.json, statistics(summary_mode=...) changes nothing: statistics and a hash are always there" in said
-    _, data = dumped(tmp_path / "golden", "step0")
+    found, data = dumped(tmp_path / "golden", "step0")
+    assert found["task"] == "statistics"
     assert set(data) == {"Module.1.GELU.forward.0", "Module.1.GELU.forward.1"}
     (leaf,) = data["Module.1.GELU.forward.0"]["output"]
     kept = torch.load(tmp_path / "golden.pt")[0][0]

@@ -38,6 +38,7 @@ class _Dump:
     def __init__(self, work: Writing, folder: Path, calls: list[Call]) -> None:
         self.work, self.folder, self.calls = work, folder, calls
         self.names = dict(zip((call.id for call in calls), _names(calls), strict=True))
+        self.has_files = False
 
     def write(self) -> None:
         """Tensors first, then what speaks of them."""
@@ -49,7 +50,8 @@ class _Dump:
             cards[name] = {"card": writing.card(self.work.run, call, lambda _: True), "slots": slots}
         kinds = {call.kind == "module" for call in self.calls}
         level = "mix" if len(kinds) > 1 else "L0" if True in kinds else "L1"
-        about = {"task": "tensor", "level": level, "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
+        task = "tensor" if self.has_files else "statistics"
+        about = {"task": task, "level": level, "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
         above = {name: self.names.get(self.work.run.calls[number].parent) for number, name in self.names.items()}
         self._json("stack.json", _stacks(self.calls, self.names))
         self._json("construct.json", above)
@@ -99,6 +101,7 @@ class _Dump:
             self.work.wrote(array)
             self.work.files.append(path)
             leaf["data_name"] = path.name
+            self.has_files = True
         return leaf
 
 
