@@ -53,11 +53,13 @@ class Dump:
         self.folder = _create(self.destination, chosen)
         self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
         self._marks: list[int] = []
-        self._written = self._waiting = -1
+        self._written = self._waiting = self._laid_out = -1
+        self._pid = os.getpid()
         self.session = _session(str(self.folder), chosen, None)
         self._steps = steps
         if steps is not None:
             self.session.only_steps(steps)
+            self.session.step_ended = self._step_ended
         launch.apply_determinism(chosen)
         self._listener = _listener(self.session, model, str(self.folder))
         self._listener.install()
@@ -77,15 +79,12 @@ class Dump:
 
     def pause(self) -> None:
         """Take nothing until `resume`, and write the layout: at once while the run is small, else when it has doubled and at the end."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._listener.active = False
         if self.session.active and self.session.calls:
             self._listener.drain()
-            sink: Any = self.session.sink()
-            with contextlib.suppress(WhenceError):
-                sink.flush()
-            if sink.nbytes < max(_OFTEN_BYTES, 2 * self._written):
+            if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
                 self._lay_out()
 
     def mark(self) -> None:
@@ -100,7 +99,7 @@ class Dump:
 
     def close(self) -> None:
         """End the capture and write the layout. Idempotent."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child has no right to these files
             return
         self._closed = True
         atexit.unregister(self.close)
@@ -110,14 +109,23 @@ class Dump:
         if self.session.calls:
             self._lay_out()
 
+    def _step_ended(self, root: str, step: int) -> None:
+        """The last of the steps that are wanted is there: the tool's files need not wait for the end of the process."""
+        if self._steps and not self._marks and step == max(self._steps):
+            self._lay_out()
+
     def _lay_out(self) -> None:
-        if not self._layout:
+        if not self._layout or self.session.records == self._laid_out:
             return
+        self._laid_out = self.session.records
         from whence import store, writers
 
+        sink: Any = self.session.sink()
         try:
+            if not self._closed:
+                sink.flush()
             run = store.open_run(self.folder, ranks={self.session.rank})
-            self._written = max(self.session.sink().nbytes, 1)
+            self._written = max(sink.nbytes, 1)
             shown = cut(run, self._is_shown, self._step if self._marks else None)
             if len(shown.calls):
                 self._make_room(shown)

@@ -82,6 +82,7 @@ class Session:
         self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
         self._callback_failures = 0
+        self.step_ended: Callable[[str, int], None] | None = None  # called with (root, step) when all of a step is written
         self.calls = 0
         self.records = 0
 
@@ -188,6 +189,8 @@ class Session:
             self._announced.add(root)
             if self.options.keep == "full":
                 self._tell(f"whence: {root}: no whole step fits --max-bytes {size_words(self.max_bytes)}; statistics and hashes go on")
+        if self.step_ended is not None:
+            self.step_ended(root, step)
 
     def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
         once = f"parameters {size_words(parameters)} once, " if parameters else ""
