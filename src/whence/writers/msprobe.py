@@ -15,6 +15,7 @@ from typing import Any
 
 from whence.records import Call, Ref, Run
 from whence.writers.parts import bits, writing
+from whence.writers.parts.marks import Marks
 from whence.writers.parts.msprobe_leaves import leaves, listed, put, scalar, tensor
 from whence.writers.parts.naming import file_name
 from whence.writers.parts.writing import Tell, Writing, Written, silent
@@ -42,11 +43,11 @@ class _Dump:
     def write(self) -> None:
         """Tensors first, then what speaks of them."""
         (self.folder / "dump_tensor_data").mkdir(parents=True)
-        data, cards = {}, {}
+        data, cards, marks = {}, {}, Marks(self.work.run, self.calls)
         for call in self.calls:
             name = self.names[call.id]
             data[name], slots = self._call(call, name)
-            cards[name] = {"card": writing.card(self.work.run, call, lambda _: True), "slots": slots}
+            cards[name] = {"card": marks.card(call), "slots": slots}
         kinds = {call.kind == "module" for call in self.calls}
         level = "mix" if len(kinds) > 1 else "L0" if True in kinds else "L1"
         about = {"task": "tensor", "level": level, "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
@@ -90,9 +91,9 @@ class _Dump:
 
     def _leaf(self, call: Call, ref: Ref, stem: str) -> dict[str, Any]:
         """One tensor: its file, and what dump.json says of it."""
-        run, record = self.work.run, self.work.run.records[ref.record]
+        record = self.work.run.records[ref.record]
         array = self.work.array(ref.record, f"{self.folder.parent.name}/{self.folder.name}/{writing.name(call, ref.slot)}")
-        leaf = tensor(record, writing.figures(run, ref.record, array), array)
+        leaf = tensor(record, self.work.figures(ref.record, array), array)
         if array is not None:
             path = self.folder / "dump_tensor_data" / f"{stem}.pt"
             bits.write_torch(path, array)
