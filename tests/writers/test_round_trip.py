@@ -173,6 +173,31 @@ def test_nothing_to_write_is_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_statistics_alone_become_a_dump_of_statistics_of_msprobe(tmp_path):
+    run = net(keep=False)
+    written = whence.convert(run, tmp_path / "dump", to="msprobe")
+    assert (written.tensors, written.described) == (0, 9)
+    dump = json.loads((tmp_path / "dump" / "step0" / "rank0" / "dump.json").read_text())
+    assert dump["task"] == "statistics"
+    leaf = dump["data"]["Module.fc1.Linear.forward.0"]["parameters"]["weight"]
+    weight = net().array(2).astype(np.float64)
+    figures = [leaf[name] for name in ("Max", "Min", "Mean", "Norm")]
+    np.testing.assert_allclose(figures, [weight.max(), weight.min(), weight.mean(), np.linalg.norm(weight)], rtol=1e-12)
+    assert "data_name" not in leaf
+    result = whence.compare(run, tmp_path / "dump")
+    assert (result.status, result.evidence) == ("same", "statistics")
+
+
+def test_no_name_in_a_table_is_a_formula(tmp_path):
+    pytest.importorskip("h5py")
+    whence.convert(RUN, tmp_path / "dump", to="torch_xray")
+    for table in (tmp_path / "dump").glob("*.csv"):
+        with table.open(newline="") as text:
+            names = [row["Module"] for row in csv.DictReader(text)]
+        assert any("cmd|" in name for name in names)
+        assert not any(name.startswith(("=", "+", "-", "@")) for name in names)
+
+
 def test_safetensors_parts_are_those_of_a_checkpoint(tmp_path):
     from safetensors import safe_open
 

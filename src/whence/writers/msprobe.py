@@ -1,7 +1,8 @@
-"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, tensors as MindStudio-Probe 26.2.0 dumps them.
+"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, as MindStudio-Probe 26.2.0 writes them.
 
 A module is `Module.<path>.<Class>.forward.<n>`, another call `<Kind>.<name>.<n>.forward`; n counts within its step. Tensors are files of
-torch.save of their own dtype. What msprobe has no words for (the root module, exact names) is told under "whence" in dump.json.
+torch.save of their own dtype; a run without elements becomes a dump of statistics. What msprobe has no words for (the root module, exact
+names) is told under "whence" in dump.json.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ class _Dump:
             cards[name] = {"card": marks.card(call), "slots": slots}
         kinds = {call.kind == "module" for call in self.calls}
         level = "mix" if len(kinds) > 1 else "L0" if True in kinds else "L1"
-        about = {"task": "tensor", "level": level, "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
+        has_elements = any((self.folder / "dump_tensor_data").iterdir())
+        about = {
+            "task": "tensor" if has_elements else "statistics",
+            "level": level,
+            "framework": "pytorch",
+            "dump_data_dir": "dump_tensor_data",
+        }
         above = {name: self.names.get(self.work.run.calls[number].parent) for number, name in self.names.items()}
         self._json("stack.json", _stacks(self.calls, self.names))
         self._json("construct.json", above)
@@ -100,6 +107,8 @@ class _Dump:
             self.work.wrote(array)
             self.work.files.append(path)
             leaf["data_name"] = path.name
+        elif leaf["Max"] is not None:
+            self.work.described()
         return leaf
 
 

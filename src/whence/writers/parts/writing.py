@@ -27,11 +27,13 @@ def silent(done: int, of: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold."""
+    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold; described: how
+    many of these have their statistics there."""
 
     files: tuple[Path, ...]
     tensors: int
     nbytes: int
+    described: int = 0
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -46,7 +48,7 @@ class Writing:
     def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
         self.run, self.files = run, list[Path]()
         self._tell, self._of, self._asked = tell, of, 0
-        self._tensors = self._nbytes = self._measured = 0
+        self._tensors = self._nbytes = self._described = self._measured = 0
         self._left: dict[str, list[str]] = {}
 
     def array(self, record: int, name: str, *, exact: bool = True) -> Array | None:
@@ -84,13 +86,18 @@ class Writing:
         self._tensors += 1
         self._nbytes += array.nbytes
 
+    def described(self) -> None:
+        """Count a tensor of which the figures alone went to disk."""
+        self._described += 1
+
     def leave(self, why: str, name: str) -> None:
         """Note what the format does not hold."""
         self._left.setdefault(why, []).append(name)
 
     def done(self) -> Written:
         """The outcome."""
-        return Written(tuple(self.files), self._tensors, self._nbytes, {why: tuple(names) for why, names in self._left.items()})
+        left = {why: tuple(names) for why, names in self._left.items()}
+        return Written(tuple(self.files), self._tensors, self._nbytes, self._described, left)
 
 
 def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
