@@ -173,6 +173,31 @@ def test_nothing_to_write_is_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_statistics_alone_become_a_dump_of_statistics_of_msprobe(tmp_path):
+    run = net(keep=False)
+    written = whence.convert(run, tmp_path / "dump", to="msprobe")
+    assert (written.tensors, written.described) == (0, 9)
+    dump = json.loads((tmp_path / "dump" / "step0" / "rank0" / "dump.json").read_text())
+    assert dump["task"] == "statistics"
+    leaf = dump["data"]["Module.fc1.Linear.forward.0"]["parameters"]["weight"]
+    weight = net().array(2).astype(np.float64)
+    figures = [leaf[name] for name in ("Max", "Min", "Mean", "Norm")]
+    np.testing.assert_allclose(figures, [weight.max(), weight.min(), weight.mean(), np.linalg.norm(weight)], rtol=1e-12)
+    assert "data_name" not in leaf
+    result = whence.compare(run, tmp_path / "dump")
+    assert (result.status, result.evidence) == ("same", "statistics")
+
+
+def test_no_name_in_a_table_is_a_formula(tmp_path):
+    pytest.importorskip("h5py")
+    whence.convert(RUN, tmp_path / "dump", to="torch_xray")
+    for table in (tmp_path / "dump").glob("*.csv"):
+        with table.open(newline="") as text:
+            names = [row["Module"] for row in csv.DictReader(text)]
+        assert any("cmd|" in name for name in names)
+        assert not any(name.startswith(("=", "+", "-", "@")) for name in names)
+
+
 def test_safetensors_parts_are_those_of_a_checkpoint(tmp_path):
     from safetensors import safe_open
 
@@ -246,3 +271,64 @@ def test_leaves_alone_and_step_by_step_as_the_tool_dumps(tmp_path):
     assert {key: value for key, value in tensors(back).items() if key[2]} == expected
     table = (tmp_path / "globalrank-0_localrank-0_summary.csv").read_text()
     assert table.count("Step,Rank,Module") == 1
+
+
+def test_numbers_out_of_a_print_are_never_passed_for_exact_ones(tmp_path):
+    whole = net()
+    for change in ({"quantum": 1e-4}, {"whole": (100, 32)}):
+        records = [msgspec.structs.replace(r, **change) if r.id == 3 else r for r in whole.records]
+        run = MemoryRun(whole.calls, records, {i: whole.array(i) for i in range(6)})
+        for to in FORMATS:
+            written = whence.convert(run, tmp_path / to, to=to, force=True)
+            back = open_run(str(tmp_path / to))
+            made = [r.record for c in back.calls if c.scope == "fc1" for r in c.slots("output") if not back.records[r.record].why]
+            if to in ("npy", "safetensors"):
+                assert [(back.records[n].quantum, back.records[n].whole) for n in made] == [(records[3].quantum, records[3].whole)]
+            else:
+                assert (made, len(written.left_out)) == ([], 1)
+
+
+def test_names_that_become_one_name_stay_apart(tmp_path):
+    built = every_kind.Builder()
+    names = ("x/y", "x%2Fy", "Model", "model", "a.B", "A" * 200 + "x", "B" + "A" * 199 + "x", "p.0", "p")
+    for i, name in enumerate(names):
+        built.call(name, {"output.0": np.full(9, i, np.int32)}, op_type="", root="Model")
+    built.call("a", {"output.0": np.full(9, 99, np.int32), "param.output.0": np.full(9, 98, np.int32)}, op_type="B", root="Model")
+    run = built.run()
+    for to in FORMATS:
+        whence.convert(run, tmp_path / to, to=to)
+        assert {k: v for k, v in tensors(open_run(str(tmp_path / to))).items() if k[2]} == tensors(run), to
+
+
+def test_calls_without_tensors_come_back(tmp_path):
+    built = every_kind.Builder()
+    for step in range(2):
+        top = built.call("", {}, step=step, op_type="Net")
+        for i in range(30):
+            inner = built.call(f"block.{i}", {}, parent=top, step=step, leaf=False)
+            if i % 10 == 0:
+                built.call(f"block.{i}.fc", {"output.0": np.arange(9.0) + i + step}, parent=inner, step=step)
+    run = built.run()
+    for to in FORMATS:
+        written = whence.convert(run, tmp_path / to, to=to)
+        assert (written.left_out, told(open_run(str(tmp_path / to)))) == ({}, told(run)), to
+
+
+def test_programs_stay_where_there_is_room_for_them(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model, broken = (
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()),
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU("tanh")),
+    )
+    broken.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for name, one in (("ref", model), ("tgt", broken)):
+            with whence.capture(one, tmp_path / name):
+                one(torch.linspace(-3, 3, 16).reshape(2, 8))
+    expected = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert (expected.status, expected.evidence) == ("different", "replay")
+    for to in ("npy", "safetensors"):
+        whence.convert(tmp_path / "ref", tmp_path / to, to=to)
+        result = whence.compare(tmp_path / to, tmp_path / "tgt")
+        assert (result.status, result.evidence, [f.name for f in result.findings]) == ("different", "replay", ["1"])

@@ -52,7 +52,7 @@ def convert(
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         written = writer.write(run, unfinished, tell=progress or writers.silent)
-        if not written.tensors:
+        if not written.tensors and not written.described:
             raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(written)}")
         _replace(unfinished, final)
     except OSError as error:

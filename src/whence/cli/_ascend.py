@@ -34,10 +34,9 @@ class Several(click.Command):
         return super().parse_args(ctx, spelt)
 
 
-def group(tool: str, *, debug: bool) -> click.Group:
-    """All commands of `ait` (which had `debug compare aclcmp`) or `msit`."""
-    more = ", and `ait debug compare aclcmp`" if debug else ""
-    whole = click.Group(tool, help=f"`{tool} llm` dump and compare{more} (docs/switching.md).", context_settings=_CONTEXT)
+def group(tool: str, words: str | None, *, debug: bool) -> click.Group:
+    """All commands of `ait` (which had `debug compare aclcmp`) or `msit`. words: for its help."""
+    whole = click.Group(tool, help=words, context_settings=_CONTEXT)
     llm = click.Group("llm", help="Dump what a model computes; compare two dumps.")
     llm.add_command(_dump(tool))
     llm.add_command(_compare(tool))

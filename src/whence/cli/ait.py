@@ -2,4 +2,4 @@
 
 from whence.cli._ascend import group
 
-command = group("ait", debug=True)
+command = group("ait", __doc__, debug=True)

@@ -2,4 +2,4 @@
 
 from whence.cli._ascend import group
 
-command = group("msit", debug=False)
+command = group("msit", __doc__, debug=False)

@@ -14,6 +14,8 @@ def converted(written: Any, destination: str, to: str) -> list[str]:
     lines = [
         f"{clean(destination)}: {count(written.tensors, 'tensor')}, {size(written.nbytes)}, in {count(len(written.files), 'file')} of {to}"
     ]
+    if written.described:
+        lines.append(f"  of {count(written.described, 'tensor')} the statistics alone")
     for why, names in written.left_out.items():
         shown = ", ".join(map(clean, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
         lines.append(f"  left out: {count(len(names))}: {clean(why)}: {shown}")

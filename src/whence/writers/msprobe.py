@@ -1,7 +1,8 @@
-"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, tensors as MindStudio-Probe 26.2.0 dumps them.
+"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, as MindStudio-Probe 26.2.0 writes them.
 
 A module is `Module.<path>.<Class>.forward.<n>`, another call `<Kind>.<name>.<n>.forward`; n counts within its step. Tensors are files of
-torch.save of their own dtype. What msprobe has no words for (the root module, exact names) is told under "whence" in dump.json.
+torch.save of their own dtype; a run without elements becomes a dump of statistics. What msprobe has no words for (the root module, exact
+names) is told under "whence" in dump.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from whence.records import Call, Ref, Run
 from whence.writers.parts import bits, writing
+from whence.writers.parts.marks import Marks
 from whence.writers.parts.msprobe_leaves import leaves, listed, put, scalar, tensor
 from whence.writers.parts.naming import file_name
 from whence.writers.parts.writing import Tell, Writing, Written, silent
@@ -38,20 +40,24 @@ class _Dump:
     def __init__(self, work: Writing, folder: Path, calls: list[Call]) -> None:
         self.work, self.folder, self.calls = work, folder, calls
         self.names = dict(zip((call.id for call in calls), _names(calls), strict=True))
-        self.has_files = False
 
     def write(self) -> None:
         """Tensors first, then what speaks of them."""
         (self.folder / "dump_tensor_data").mkdir(parents=True)
-        data, cards = {}, {}
+        data, cards, marks = {}, {}, Marks(self.work.run, self.calls)
         for call in self.calls:
             name = self.names[call.id]
             data[name], slots = self._call(call, name)
-            cards[name] = {"card": writing.card(self.work.run, call, lambda _: True), "slots": slots}
+            cards[name] = {"card": marks.card(call), "slots": slots}
         kinds = {call.kind == "module" for call in self.calls}
         level = "mix" if len(kinds) > 1 else "L0" if True in kinds else "L1"
-        task = "tensor" if self.has_files else "statistics"
-        about = {"task": task, "level": level, "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
+        has_elements = any((self.folder / "dump_tensor_data").iterdir())
+        about = {
+            "task": "tensor" if has_elements else "statistics",
+            "level": level,
+            "framework": "pytorch",
+            "dump_data_dir": "dump_tensor_data",
+        }
         above = {name: self.names.get(self.work.run.calls[number].parent) for number, name in self.names.items()}
         self._json("stack.json", _stacks(self.calls, self.names))
         self._json("construct.json", above)
@@ -92,16 +98,17 @@ class _Dump:
 
     def _leaf(self, call: Call, ref: Ref, stem: str) -> dict[str, Any]:
         """One tensor: its file, and what dump.json says of it."""
-        run, record = self.work.run, self.work.run.records[ref.record]
+        record = self.work.run.records[ref.record]
         array = self.work.array(ref.record, f"{self.folder.parent.name}/{self.folder.name}/{writing.name(call, ref.slot)}")
-        leaf = tensor(record, writing.figures(run, ref.record, array), array)
+        leaf = tensor(record, self.work.figures(ref.record, array), array)
         if array is not None:
             path = self.folder / "dump_tensor_data" / f"{stem}.pt"
             bits.write_torch(path, array)
             self.work.wrote(array)
             self.work.files.append(path)
             leaf["data_name"] = path.name
-            self.has_files = True
+        elif leaf["Max"] is not None:
+            self.work.described()
         return leaf
 
 

@@ -21,7 +21,7 @@ def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
     places: dict[int, str] = {}
     for record in run.records:
         name = index.label(record, seen.get(record.id))
-        array = work.array(record.id, name)
+        array = work.array(record.id, name, exact=False)
         if array is None:
             continue
         call = seen[record.id][0] if record.id in seen else None

@@ -16,6 +16,7 @@ from typing import IO
 from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.writers.parts import bits, writing
+from whence.writers.parts.marks import Marks
 from whence.writers.parts.writing import Tell, Writing, Written, silent
 
 _PIECE_BYTES = 3 << 20  # a multiple of 3, so that pieces of base64 can be put behind each other
@@ -69,9 +70,8 @@ def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> 
     """Write the tensors of an iteration; returns the marks that say which call and slot each is of."""
     names = {_RESERVED}
     marks: dict[str, object] = {}
-    first = True
+    making = Marks(work.run, calls)
     for call in calls:
-        told = False
         for ref in writing.refs(call):
             name = writing.name(call, ref.slot.removeprefix("param."))
             while name in names:
@@ -80,18 +80,13 @@ def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> 
             array = work.array(ref.record, name)
             if array is None:
                 continue
-            file.write(f"{'' if first else ', '}{json.dumps(name)}: ")
+            file.write(f"{', ' if marks else ''}{json.dumps(name)}: ")
             _array(file, array, scratch)
             work.wrote(array)
-            marks[name] = {"slot": ref.slot, "call": call.id, **({} if told else {"card": writing.card(work.run, call, _has_tensors)})}
-            first, told = False, True
-        if not call.refs:
-            work.leave("a call without tensors", writing.name(call))
+            marks[name] = making.of(call, ref.slot)
+    for call in making.untold():
+        work.leave("a call without tensors", writing.name(call))
     return marks
-
-
-def _has_tensors(call: Call) -> bool:
-    return bool(call.refs)
 
 
 def _runtime(calls: _Iteration) -> float:

@@ -69,7 +69,7 @@ def _planned(work: Writing, run: Run) -> list[_Planned]:
         sight = seen.get(record.id)
         name = index.label(record, sight)
         if record.why or record.dtype not in DTYPES:
-            work.array(record.id, name)  # notes why there are none
+            work.array(record.id, name, exact=False)  # notes why there are none
             continue
         moment = [f"rank{sight[0].rank}"] * (len(ranks) > 1) + [f"step{sight[0].step}"] * (len(steps) > 1) if sight else []
         whole = ".".join((*moment, name)).encode("utf-8", "backslashreplace").decode()
@@ -99,7 +99,7 @@ def _write(work: Writing, path: Path, part: list[_Planned]) -> list[tuple[str, i
     with path.open("wb") as file:
         file.write(bytes(8 + room))
         for one in part:
-            array = work.array(one.record.id, one.name)
+            array = work.array(one.record.id, one.name, exact=False)
             if array is None:
                 continue
             for piece in bits.pieces(array):

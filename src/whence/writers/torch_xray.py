@@ -22,12 +22,14 @@ from whence.errors import MissingDependency
 from whence.records import Call, Run, Statistics
 from whence.writers.parts import writing
 from whence.writers.parts.bits import has_numpy_type
+from whence.writers.parts.marks import Marks
 from whence.writers.parts.naming import cell, plain, text
 from whence.writers.parts.writing import Tell, Writing, Written, silent
 
 COLUMNS = ("Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
 _KINDS = {"param": "params", "input": "input", "output": "output"}
-_CARD_BYTES = 48_000  # HDF5 holds attributes of less than 64 KiB
+_NAME_CHARS = 4000
+_MARK_BYTES = 48_000  # HDF5 holds attributes of less than 64 KiB
 
 
 def write(
@@ -43,9 +45,8 @@ def write(
         import h5py
     except ImportError as error:
         raise MissingDependency('h5py is needed to write it: pip install "whence[h5]"') from error
-    held = _is_leaf if leaves else _has_tensors
-    moments = writing.by_moment(run.calls)
-    work = Writing(run, tell, sum(len(call.refs) for calls in moments.values() for call in calls if held(call)))
+    moments = writing.by_moment(call for call in run.calls if not leaves or _is_leaf(call))
+    work = Writing(run, tell, sum(len(call.refs) for calls in moments.values() for call in calls))
     destination.mkdir(parents=True, exist_ok=True)
     for rank in dict.fromkeys(rank for rank, _ in moments):
         stem = f"globalrank-{rank}_localrank-{local_ranks.get(rank, rank)}"
@@ -61,73 +62,71 @@ def write(
                 file.attrs.update({"format": "torch_xray", "version": 1, "tool": f"whence {whence.__version__}"})
                 file.attrs.update({"rank": rank, "world": len({owner for owner, _ in moments}), "created": run.info.started})
             for step in (step for owner, step in moments if owner == rank and str(step + 1) not in file):
-                _step(work, file, step, [call for call in moments[rank, step] if held(call)], rows, rank, held)
+                _step(work, file, step, moments[rank, step], rows, rank)
         work.files += [path, table]
-    for call in (call for calls in moments.values() for call in calls if not held(call)):
-        work.leave("not a leaf module" if leaves and call.refs else "a call without tensors", writing.name(call))
+    for call in run.calls if leaves else ():
+        if not _is_leaf(call):
+            work.leave("not a leaf module", writing.name(call))
     return work.done()
 
 
 def _is_leaf(call: Call) -> bool:
-    return call.leaf and call.kind == "module" and bool(call.refs)
+    return call.leaf and call.kind == "module"
 
 
-def _has_tensors(call: Call) -> bool:
-    return bool(call.refs)
-
-
-def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, rank: int, held: Any) -> None:
+def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, rank: int) -> None:
     """One group, which has its name only when all is in it."""
     unfinished = f"{step + 1}.unfinished"
     if unfinished in file:
         del file[unfinished]
     group = file.create_group(unfinished, track_order=True)
-    table = []
+    table, marks = [], Marks(work.run, calls)
     for number, (call, prefix) in enumerate(_prefixed(calls)):
-        told = False
         for ref in writing.refs(call):
             kind, _, slot = ref.slot.partition(".")
             shown = f"{prefix}_{_KINDS[kind]}.{slot}" if kind in _KINDS else f"{prefix}_output.{ref.slot}"
             array = work.array(ref.record, shown)
-            table.append((step + 1, rank, cell(shown), *_figures(writing.figures(work.run, ref.record, array))))
+            table.append((step + 1, rank, cell(shown), *_figures(work.figures(ref.record, array))))
             if array is None:
                 continue
             dataset = group.create_dataset(plain(shown), data=_bits(array))
-            told_here = {
-                "module": text(call.scope),
-                "cls": text(call.op_type),
-                "occurrence": call.occurrence,
-                "kind": _KINDS.get(kind, kind),
-            }
-            card = _card(work.run, call, ref.slot, held, full=not told)
-            dataset.attrs.update({"dtype": f"torch.{dtypes.of(array).name}", "seq": number, **told_here, "whence": card})
-            told = True
+            dataset.attrs.update({"dtype": f"torch.{dtypes.of(array).name}", "seq": number, "kind": _KINDS.get(kind, kind)})
+            dataset.attrs.update(
+                {"module": text(call.scope)[-_NAME_CHARS:], "cls": text(call.op_type)[-_NAME_CHARS:], "occurrence": call.occurrence}
+            )
+            dataset.attrs["whence"] = _text(marks.of(call, ref.slot))
             work.wrote(array)
+    for call in marks.untold():
+        work.leave("a call without tensors", writing.name(call))
     file.move(unfinished, str(step + 1))
     rows.writerows(table)
 
 
 def _prefixed(calls: list[Call]) -> Iterator[tuple[Call, str]]:
-    """Calls with what the names of their datasets begin with."""
-    counts: Counter[str] = Counter()
+    """Calls with what the names of their datasets begin with, which is another for each."""
+    counts, taken = Counter[tuple[str, str]](), set[str]()
     for call in calls:
-        path = ".".join(part for part in (call.scope, call.op) if part)
         cls = call.op_type if call.op_type.isidentifier() and not call.op else ""
-        counted = cls or path
+        words = ".".join(part for part in (call.scope, call.op, cls) if part) or call.root
         phase = "backward" if call.phase == "backward" else "forward"
-        yield call, f"{'.'.join(part for part in (path, cls) if part) or call.root}.{counts[counted]}.{phase}"
-        counts[counted] += 1
+        while True:
+            counted = cls or words, phase
+            prefix = f"{words[-_NAME_CHARS:]}.{counts[counted]}.{phase}"
+            counts[counted] += 1
+            if plain(prefix) not in taken:
+                break
+        taken.add(plain(prefix))
+        yield call, prefix
 
 
-def _card(run: Run, call: Call, slot: str, held: Any, *, full: bool) -> str:
-    """Which call and slot this is; of the first tensor of a call, all that is known of it."""
-    told: dict[str, Any] = {"slot": slot, "call": call.id}
-    if full:
-        whole = msgspec.json.encode(told | {"card": writing.card(run, call, held)})
-        if len(whole) > _CARD_BYTES:
-            whole = msgspec.json.encode(told | {"card": writing.card(run, msgspec.structs.replace(call, arguments={}), held)})
-        return whole.decode()
-    return msgspec.json.encode(told).decode()
+def _text(mark: dict[str, Any]) -> str:
+    """A mark as an attribute holds it: without arguments of calls where these are too long."""
+    whole = msgspec.json.encode(mark)
+    if len(whole) > _MARK_BYTES:
+        for card in (mark.get("card", {}), *mark.get("also", ())):
+            card.pop("arguments", None)
+        whole = msgspec.json.encode(mark)
+    return whole.decode()
 
 
 def _bits(array: Array) -> Array:

@@ -21,11 +21,15 @@ class Told:
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Take the mark of a tensor, {"slot", "call", "card"} also as text; the first of a call has its card. Others are passed over."""
+        """Take the mark of a tensor, also as text: {"slot", "call"}, the first of a call with its "card", some with cards of calls
+        without tensors ("also"). What is none is passed over."""
         try:
             found = msgspec.convert(mark, _Mark) if isinstance(mark, dict) else msgspec.json.decode(mark, type=_Mark)
         except (TypeError, msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return
+        for also in found.also:
+            if (bare := cards.read(also)) is not None:
+                self._calls.setdefault(bare.id, bare)
         if (card := cards.read(found.card) if found.card is not None else None) is not None:
             self._calls[found.call] = card
         if found.call in self._calls:
@@ -42,6 +46,7 @@ class _Mark(msgspec.Struct):
     slot: str
     call: int
     card: Any = None
+    also: list[Any] = []
 
 
 def add(building: Building, calls: Iterable[Call], slots: dict[int, list[tuple[str, int]]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from whence import cards, dtypes
+from whence import dtypes
 from whence.arrays import host
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -17,6 +17,7 @@ from whence.records import Call, Ref, Run, Statistics
 Tell = Callable[[int, int, str], None]
 """Called now and then with (done, of, what)."""
 
+_KERNELS_FROM_BYTES = 50_000_000  # of elements without statistics; below, loading the compiled pass costs more than it saves
 _KINDS = ("param", "input", "output", "mutated")
 
 
@@ -26,11 +27,13 @@ def silent(done: int, of: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold."""
+    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold; described: how
+    many of these have their statistics there."""
 
     files: tuple[Path, ...]
     tensors: int
     nbytes: int
+    described: int = 0
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -40,30 +43,52 @@ def moved(written: Written, old: Path, new: Path) -> Written:
 
 
 class Writing:
-    """The work on one run: `array` for the elements of a sight of a tensor, `done` for what came of it."""
+    """The work on one run: `array` and `figures` for a sight of a tensor, `done` for what came of it. of: how many sights there are."""
 
     def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
         self.run, self.files = run, list[Path]()
         self._tell, self._of, self._asked = tell, of, 0
-        self._tensors = self._nbytes = 0
+        self._tensors = self._nbytes = self._described = self._measured = 0
         self._left: dict[str, list[str]] = {}
 
-    def array(self, record: int, name: str) -> Array | None:
-        """The elements, C order and little endian, mapped where they are; None, and noted under `name`, where there are none."""
+    def array(self, record: int, name: str, *, exact: bool = True) -> Array | None:
+        """The elements, C order and little endian, mapped where they are; None, and noted under `name`, where there are none.
+
+        exact: the format cannot tell numbers out of a print, or a part of a tensor, from the tensor; then these are not given either.
+        """
         self._asked += 1
         self._tell(self._asked, max(self._of, self._asked), name)
+        known = self.run.records[record]
+        if exact and not known.why and (known.quantum or known.whole):
+            self.leave(
+                "read from a print: the format would pass its rounded numbers, or those of them that were printed, for the tensor", name
+            )
+            return None
         try:
             found = self.run.array(record)
-            want = dtypes.named(self.run.records[record].dtype).numpy
+            want = dtypes.named(known.dtype).numpy
         except (ElementsMissing, KeyError) as error:
             self.leave(f"elements are missing ({error})", name)
             return None
         return np.asarray(found, dtype=want, order="C")
 
+    def figures(self, record: int, array: Array | None) -> Statistics | None:
+        """Statistics of a record, taken from its elements where the run has none."""
+        known = self.run.records[record]
+        if known.statistics is not None or array is None:
+            return known.statistics
+        self._measured += array.nbytes
+        kernels = True if self._measured > _KERNELS_FROM_BYTES else None
+        return host.statistics(array.reshape(-1).view(np.uint8), known.dtype, kernels=kernels)[0]
+
     def wrote(self, array: Array) -> None:
         """Count what went to disk."""
         self._tensors += 1
         self._nbytes += array.nbytes
+
+    def described(self) -> None:
+        """Count a tensor of which the figures alone went to disk."""
+        self._described += 1
 
     def leave(self, why: str, name: str) -> None:
         """Note what the format does not hold."""
@@ -71,15 +96,8 @@ class Writing:
 
     def done(self) -> Written:
         """The outcome."""
-        return Written(tuple(self.files), self._tensors, self._nbytes, {why: tuple(names) for why, names in self._left.items()})
-
-
-def figures(run: Run, record: int, array: Array | None) -> Statistics | None:
-    """Statistics of a record, taken from its elements where the run has none."""
-    known = run.records[record].statistics
-    if known is not None or array is None:
-        return known
-    return host.statistics(array.reshape(-1).view(np.uint8), run.records[record].dtype)[0]
+        left = {why: tuple(names) for why, names in self._left.items()}
+        return Written(tuple(self.files), self._tensors, self._nbytes, self._described, left)
 
 
 def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
@@ -100,11 +118,3 @@ def name(call: Call, slot: str = "") -> str:
     again = f"#{call.occurrence}" if call.occurrence else ""
     where = ".".join(part for part in (call.scope, call.op) if part) or call.root
     return f"{where}{again}{f'.{slot}' if slot else ''}"
-
-
-def card(run: Run, call: Call, held: Callable[[Call], bool]) -> dict[str, object]:
-    """The card of a call, below the nearest one above it that is held too."""
-    parent = call.parent
-    while parent >= 0 and not held(run.calls[parent]):
-        parent = run.calls[parent].parent
-    return cards.write(call, parent)
