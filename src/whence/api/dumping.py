@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whence.errors import WhenceError
-
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
     from whence.records import Call, Run
@@ -130,7 +128,7 @@ class Dump:
             if len(shown.calls):
                 self._make_room(shown)
                 writers.named(self._layout).write(shown, self.destination, **self._laid)
-        except (WhenceError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the program comes first, and the run is whole
             from whence.capture.labelling import complain
 
             complain(f"{self.destination} has the run but not the tool's own files: {error}")

@@ -106,7 +106,7 @@ class _Process:
 
     def _row(self, call: Call, name: str, ref: Ref, stem: str, array: Any) -> None:
         record = self.work.run.records[ref.record]
-        figures = writing.figures(self.work.run, ref.record, array)
+        figures = self.work.figures(ref.record, array)
         if figures is not None:
             kind, _, index = stem.partition("_")
             numbers = (figures.max, figures.min, figures.mean, figures.norm)
