@@ -14,7 +14,7 @@ from whence.records import Run
 if TYPE_CHECKING:
     from whence.writers import Written
 
-_OF_DUMPS = (".npy", ".safetensors", ".h5", ".csv", ".json", ".jsonl", ".pt")
+_OF_DUMPS = (".npy", ".safetensors", ".h5", ".csv", ".json", ".jsonl", ".pt", ".pth")
 
 
 def formats() -> tuple[str, ...]:
