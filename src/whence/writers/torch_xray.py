@@ -94,7 +94,11 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
             dataset.attrs.update(
                 {"module": text(call.scope)[-_NAME_CHARS:], "cls": text(call.op_type)[-_NAME_CHARS:], "occurrence": call.occurrence}
             )
-            dataset.attrs["whence"] = _text(marks.of(call, ref.slot))
+            mark = msgspec.json.encode(told := marks.of(call, ref.slot))
+            if len(mark) > _MARK_BYTES:
+                work.leave("arguments too long for an attribute", shown)
+                mark = msgspec.json.encode(_without_arguments(told))
+            dataset.attrs["whence"] = mark.decode()
             work.wrote(array)
     for call in marks.untold():
         work.leave("a call without tensors", writing.name(call))
@@ -119,14 +123,10 @@ def _prefixed(calls: list[Call]) -> Iterator[tuple[Call, str]]:
         yield call, prefix
 
 
-def _text(mark: dict[str, Any]) -> str:
-    """A mark as an attribute holds it: without arguments of calls where these are too long."""
-    whole = msgspec.json.encode(mark)
-    if len(whole) > _MARK_BYTES:
-        for card in (mark.get("card", {}), *mark.get("also", ())):
-            card.pop("arguments", None)
-        whole = msgspec.json.encode(mark)
-    return whole.decode()
+def _without_arguments(mark: dict[str, Any]) -> dict[str, Any]:
+    for card in (mark.get("card", {}), *mark.get("also", ())):
+        card.pop("arguments", None)
+    return mark
 
 
 def _bits(array: Array) -> Array:
