@@ -4,12 +4,13 @@ import ast
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
     "store": set(),
     "readers": set(),
+    "writers": {"arrays"},
     "align": set(),
     "metrics": set(),
     "judge": {"metrics"},
@@ -17,8 +18,10 @@ ROOMS = {
     "replay": {"arrays"},
     "report": set(),
     "engine": set(),
-    "api": {"arrays", "capture", "store", "readers", "align", "metrics", "judge", "locate", "replay", "report", "engine"},
+    "api": {"arrays", "capture", "store", "readers", "writers", "align", "metrics", "judge", "locate", "replay", "report", "engine"},
     "cli": {"api", "report", "demo"},
+    # other tools' names are users of the api
+    "compat": {"api"},
     # nouns import each other downwards
     "errors": set(),
     "_kernels": set(),
@@ -26,6 +29,7 @@ ROOMS = {
     "dtypes": {"errors"},
     "records": {"dtypes", "errors"},
     "results": {"records", "dtypes", "errors"},
+    "cards": {"records"},
     "_plugins": {"errors"},
     # the demo is a user of the api, reached from the command line
     "demo": {"api"},

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.api import (
+        auto_diff,
         begin_dump,
         compare,
         compare_labels,
+        convert,
         diff_results,
         doctor,
         end_dump,
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
-    "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro", "task", "tokens",
-    "trace",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert", "diff_results", "doctor", "end_dump",
+    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro",
+    "task", "tokens", "trace",
 ]  # fmt: skip
 
 

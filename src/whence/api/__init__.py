@@ -4,6 +4,8 @@ Importing it loads no framework and no stage; each function imports what it need
 """
 
 from whence.api.capturing import attach, begin_dump, capture, end_dump
+from whence.api.converting import convert, formats
+from whence.api.differing import auto_diff
 from whence.api.doctoring import doctor, doctor_command
 from whence.api.faults import fault_sites, planted
 from whence.api.generated import first_difference, tokens
@@ -11,6 +13,7 @@ from whence.api.graphs import compile  # noqa: A004
 from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.laddering import ladder, ladder_command
+from whence.api.levelled import cmp_report
 from whence.api.operators import chosen_operators, signatures
 from whence.api.patching import locate
 from whence.api.reproducing import repro
@@ -22,9 +25,9 @@ from whence.api.traces import trace
 from whence.api.weights import map_weights
 
 __all__ = [
-    "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "compile", "diff_results",
-    "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
-    "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
-    "open_to_show", "planted", "record", "recording", "recover", "repro", "run_command", "run_labels", "scrub", "signatures", "task",
-    "tokens", "trace", "views", "warmup",
+    "attach", "attach_labels", "auto_diff", "begin_dump", "capture", "chosen_operators", "cmp_report", "compare", "compare_labels",
+    "compile", "convert", "diff_results", "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "formats",
+    "free_output", "generate_tests", "include", "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate",
+    "map_weights", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover", "repro", "run_command",
+    "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from whence.errors import UsageError
@@ -62,6 +62,31 @@ def compile(  # noqa: A001 - the name that users know from torch
         return listener
 
     return compiled_by(model, listen, **wanted)
+
+
+def backend(path: str | os.PathLike[str], mode: str = "exact", *, steps: Collection[int] | None = None, **options: Any) -> Any:
+    """A backend for `torch.compile` whose graphs are captured into the run `path`, until `backend.close()` or the end of the process.
+
+    mode, options: as `compile` takes them. steps: calls of the outermost module that are taken, None for all. It is inductor otherwise, and
+    stays so when the capture has ended. Raises UsageError, CaptureError for a torch that cannot be captured so, OutputExists, StoreFailed.
+    """
+    from whence import store
+    from whence.api.capturing import _Externals, _info, _session
+    from whence.capture import launch, torch_inductor
+    from whence.capture.options import make
+    from whence.capture.torch_graph import GraphListener, backend_with
+
+    chosen = make(**options, level="graph", graph_mode=mode)
+    torch_inductor.check(chosen.graph_mode)
+    folder = os.fspath(path)
+    session = _session(folder, chosen, None)
+    if steps is not None:
+        session.only_steps(steps)
+    store.create(folder, _info(chosen), force=chosen.force)
+    launch.apply_determinism(chosen)
+    listener = GraphListener(session, None, folder=folder, find_external=_Externals(None, session))
+    listener.install()
+    return backend_with(listener)
 
 
 def observer_effects(run: Run) -> Iterator[str]:

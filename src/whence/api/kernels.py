@@ -39,7 +39,7 @@ def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tup
         pair = faces.plan.pairs[verdict.pair]
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
         if "whole" in verdict.numbers and (slot := faces.slots[verdict.pair].get(verdict.slot)) is not None:
-            other = faces.maker(slot) or other
+            other = made if (made := faces.maker(slot)) is not None and align.kernel(made) else other
         words = align.kernel(other) or align.kernel(call)
         if not words:
             continue

@@ -20,7 +20,10 @@ def open_run(path: str) -> Run:
     here = Path(path)
     if not here.exists() or (here / "run.json").exists() or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*")):
         return store.open_run(path)
-    return readers.open_run(path)
+    from whence.api.dumping import below
+
+    inside = below(here)
+    return readers.open_run(path) if inside is None else store.open_run(inside)
 
 
 def open_to_show(path: str, *, every: bool = True) -> Run:

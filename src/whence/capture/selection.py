@@ -45,6 +45,7 @@ class Selector:
         self._no_inputs = any_of(options.no_inputs)
         self._print = None if options.print_pattern is None else matcher(options.print_pattern)
         self._start, self._stop = options.steps or (0, None)
+        self.only: frozenset[int] | None = None
         self._answers: dict[tuple[str, str, str], bool] = {}
         self._elements: dict[tuple[str, str], bool] = {}
         self._printed: dict[str, bool] = {}
@@ -58,6 +59,8 @@ class Selector:
     def wants(self, scope: str, op_type: str, depth: int, number: str, step: int) -> bool:
         """Is this call captured? depth: 0 for a root call. number: its place in the tree. step: of its root."""
         if step < self._start or (self._stop is not None and step >= self._stop):
+            return False
+        if self.only is not None and step not in self.only:
             return False
         if self._everything:
             return True

@@ -11,7 +11,7 @@ import importlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ class Session:
         self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
         self._callback_failures = 0
+        self.step_ended: Callable[[str, int], None] | None = None  # called with (root, step) when all of a step is written
         self.calls = 0
         self.records = 0
 
@@ -188,6 +189,8 @@ class Session:
             self._announced.add(root)
             if self.options.keep == "full":
                 self._tell(f"whence: {root}: no whole step fits --max-bytes {size_words(self.max_bytes)}; statistics and hashes go on")
+        if self.step_ended is not None:
+            self.step_ended(root, step)
 
     def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
         once = f"parameters {size_words(parameters)} once, " if parameters else ""
@@ -198,6 +201,10 @@ class Session:
         return f"whence: {root}: {once}{size_words(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
 
     # ---- what a listener hands over
+
+    def only_steps(self, steps: Collection[int] | None) -> None:
+        """Take only these steps of each root from now on; None for all. Calls of others are recorded without tensors."""
+        self.selector.only, self.takes_all = None if steps is None else frozenset(steps), False
 
     def next_order(self) -> int:
         """The number of the call that begins now."""

@@ -880,11 +880,8 @@ def compiled_by(
     class Compiled(kind):  # type: ignore[misc, valid-type]
         def close(self) -> None:
             """End the capture. The module goes on as it was compiled. Idempotent."""
-            if backend.listener is not None:
-                atexit.unregister(self.close)
-                listener, backend.listener = backend.listener, None
-                listener.remove()
-                listener.session.close()
+            atexit.unregister(self.close)
+            backend.close()
 
         def __enter__(self) -> Any:
             return self
@@ -897,6 +894,14 @@ def compiled_by(
     backend.listener = listen(made)
     atexit.register(made.close)
     return made
+
+
+def backend_with(listener: GraphListener) -> Any:
+    """Inductor for `torch.compile`, its graphs told to a listener that is installed; `close()` ends it, with its session."""
+    backend = _Inductor(None, None, None)
+    backend.listener = listener
+    atexit.register(backend.close)
+    return backend
 
 
 class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
@@ -913,6 +918,14 @@ class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)
         with listener.instrumenting():
             return super().__call__(*args, **kwargs)
+
+    def close(self) -> None:
+        """End the capture. What was compiled goes on as it is. Idempotent."""
+        if self.listener is not None:
+            atexit.unregister(self.close)
+            listener, self.listener = self.listener, None
+            listener.remove()
+            listener.session.close()
 
     def __eq__(self, other: Any) -> bool:
         return self is other

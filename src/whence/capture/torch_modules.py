@@ -196,6 +196,11 @@ class Listener:
         for table in (self._known, self._roots, self._objects, self._signatures, self._families):
             table.clear()
 
+    def drain(self) -> None:
+        """Wait until what was seen so far is written."""
+        with self._lock:
+            self._sights.drain()
+
     def _unwrap(self) -> None:
         """Take off every wrapper of ours that lies on top and no longer listens. Dynamo lets go of one that stays below another's."""
         while (owner := getattr(torch.nn.Module.__call__, "listener", None)) is not None and not owner.active:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from whence.cli import _files
+
 if TYPE_CHECKING:
     from whence.records import Run
     from whence.report.show import Choice
@@ -66,7 +68,7 @@ def command(
         for line in lines:
             click.echo(line)
     else:
-        _write(Path(output), lines, force)
+        _files.write(Path(output), (line + "\n" for line in lines), force)
     return 0
 
 
@@ -81,15 +83,3 @@ def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, li
         return show.text(run, choice, limit)
     views = {"json": show.json, "csv": show.csv, "table": show.table}
     return views[form](run, choice)
-
-
-def _write(path: Path, lines: Iterator[str], force: bool) -> None:
-    from whence.errors import OutputExists, StoreFailed
-
-    if path.exists() and path.is_file() and not force:
-        raise OutputExists(f"{path} exists; --force replaces it")
-    try:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(line + "\n" for line in lines)
-    except OSError as err:
-        raise StoreFailed(f"cannot write {path}: {err.strerror or err}") from err

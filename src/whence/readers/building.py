@@ -101,6 +101,13 @@ class Building:
         self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
+    def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
+        """Add a call that begins now, as a card of whence's tells of it (`whence.cards`). tensors: (slot, record). Returns its handle."""
+        refs = tuple(Ref(slot, record) for slot, record in tensors)
+        place = len(self._calls)
+        self._calls.append(msgspec.structs.replace(card, id=place, order=place, parent=parent, refs=refs, no_program=_NO_PROGRAM))
+        return place
+
     def fill(
         self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}, mutated: Mapping[str, int] = {}
     ) -> None:  # fmt: skip

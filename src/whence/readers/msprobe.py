@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from whence import cards as whence_cards
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.building import Building
-from whence.readers.parts import limits, nesting, torch_file
+from whence.readers.parts import carded, limits, nesting, torch_file
 from whence.readers.place import Place
-from whence.records import Run, Statistics
+from whence.records import Call, Run, Statistics
 
 LOOKS_LIKE = "a folder with dump.json or debug.json, also below step*/ and rank*/ or proc*/"
 ORDER = 20
@@ -134,6 +136,8 @@ def _add(building: Building, place: Place, dump: _Dump) -> None:
     place_of = {name: i for i, name in enumerate(names)}
     parent = [_above(made, name, place_of) for name in names]
     reading = _Reading(building, place, dump, made, _sources(_json_or_note(building, place, f"{dump.folder}stack.json")))
+    if reading.again(index.get("whence"), data):
+        return
     handles: dict[int, int] = {}
     for at in nesting.begun(parent):
         handles[at] = reading.call(names[at], data.get(names[at], {}), handles.get(parent[at], -1))
@@ -213,6 +217,23 @@ class _Reading:
         return self.building.call(
             scope, op_type=plain, phase=phase, inputs=inputs, outputs=outputs, params=params, arguments=arguments, **given
         )  # fmt: skip
+
+    def again(self, told: Any, data: Mapping[str, Any]) -> bool:
+        """Add the calls as the cards tell that whence wrote into dump.json; False, and nothing is added, when they are not those in it."""
+        cards = told.get("calls") if isinstance(told, dict) else None
+        if not isinstance(cards, dict) or set(cards) != set(data):
+            return False
+        found: list[tuple[Call, list[tuple[str, Mapping[str, Any]]]]] = []
+        for name, tree in data.items():
+            mark = cards[name] if isinstance(cards[name], dict) else {}
+            call, slots = whence_cards.read(mark.get("card")), mark.get("slots")
+            tensors = [leaf for _, leaf in _leaves(tree, "") if _is_tensor(leaf)]
+            if call is None or not isinstance(slots, list) or len(slots) != len(tensors) or not all(isinstance(s, str) for s in slots):
+                return False
+            found.append((msgspec.structs.replace(call, rank=self.dump.rank, step=self.dump.step), list(zip(slots, tensors))))
+        tensors_of = {call.id: [(slot, self.tensor(leaf)) for slot, leaf in tensors] for call, tensors in found}
+        carded.add(self.building, [call for call, _ in found], tensors_of)
+        return True
 
     def point(self, name: str, tree: Any) -> None:
         """Add what was saved with `save`: a point that has outputs only."""
@@ -382,8 +403,8 @@ def _statistics(leaf: Mapping[str, Any], shape: tuple[int, ...]) -> Statistics |
     mean, norm = (x if x is not None and math.isfinite(x) else None for x in (mean, norm))
     std = None
     if mean is not None and norm is not None and count:
-        square = norm**2 / count - mean**2
-        std = math.sqrt(square) if square > 0.1 * norm**2 / count else None
+        square = norm * norm / count - mean * mean  # by ** an overflow would raise
+        std = math.sqrt(square) if math.inf > square > 0.1 * norm * norm / count else None
     return Statistics(count, low, high, mean, std, norm, 0, 0, 0)
 
 

@@ -1,4 +1,5 @@
-"""Arrays of numpy: a .npy or .npz file, or a folder tree of them. The name of a tensor is its path, folders such as step0 or rank1 aside.
+"""Arrays of numpy: a .npy or .npz file, or a folder tree of them. The name of a tensor is its path, folders such as step0 or rank1 aside;
+what whence wrote has an index that says which call it is of.
 
 Format: numpy.lib.format; a .npz is a zip archive of .npy files.
 """
@@ -11,7 +12,7 @@ from functools import partial
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.building import Building
-from whence.readers.parts import named, numpy_file
+from whence.readers.parts import indexed, named, numpy_file
 from whence.readers.parts.named import Named
 from whence.readers.parts.stored import Bytes, File
 from whence.readers.place import Place
@@ -29,6 +30,8 @@ def sniff(place: Place) -> bool:
 
 def open_run(place: Place) -> Run:
     """Lazy: headers now, elements memory-mapped when asked for. Object, text and structured arrays have no elements, and say why."""
+    if indexed.NAME in place.names:
+        return indexed.open_run(place, "npy", partial(_elements, place))
     building = Building(place.path, "npy")
     named.add(building, named.of_files(building, place, _is_ours, _items))
     return building.run()
@@ -58,3 +61,14 @@ def _item(header: numpy_file.Header, name: str, read: Callable[[], Bytes], what:
         return numpy_file.array(header, read(), what)
 
     return Named(name, header.dtype, header.shape, None if header.why else load, header.why, ordered=ordered)
+
+
+def _elements(place: Place, name: str) -> Callable[[], Array]:
+    """The elements of a file that the index names, as they lie there."""
+
+    def load() -> Array:
+        path = place.inside(name)
+        file = File(path, path.name)
+        return numpy_file.bits(numpy_file.header(file.head(numpy_file.HEAD_BYTES), name), file.part(0, file.size), name)
+
+    return load

@@ -17,7 +17,7 @@ import orjson
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.building import Building
-from whence.readers.parts import limits, numpy_file, torch_file
+from whence.readers.parts import carded, limits, numpy_file, torch_file
 from whence.readers.parts.stored import File
 from whence.readers.parts.torch_file import TorchTensor
 from whence.readers.place import Place
@@ -47,12 +47,18 @@ def open_run(place: Place) -> Run:
     else:
         loaded = [(place.path.name, _loaded(place))]
     found = [item for name, data in loaded for item in _iterations(data, name)]
-    runners = list(dict.fromkeys(runner for runner, _, _ in found))
+    runners = list(dict.fromkeys(runner for runner, *_ in found))
     steps = dict.fromkeys(runners, 0)
-    for runner, tensors, is_input in found:
+    for runner, tensors, is_input, marks in found:
         step, steps[runner] = steps[runner], steps[runner] + 1
         root = "model" if len(runners) == 1 else runner
         records = {name: _record(building, name, value) for name, value in tensors.items()}
+        told = carded.Told()
+        for name, record in records.items():
+            told.add(marks.get(name), record)
+        if records and told.of == len(records):
+            told.build(building)
+            continue
         if is_input:
             building.call("", kind="module", root=root, step=step, inputs=records)
             continue
@@ -77,8 +83,8 @@ def _loaded(place: Place) -> Any:
         raise UnreadableRun(f"{place.path} is no JSON: {error}") from error
 
 
-def _iterations(data: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """(runner, {tensor: encoded}, are they inputs) of what a file holds."""
+def _iterations(data: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], bool, Mapping[str, Any]]]:
+    """(runner, {tensor: encoded}, are they inputs, marks of whence's) of what a file holds."""
     kind = _kind(data)
     if kind == "RunResults" or (isinstance(data, dict) and "lst" in data and not kind.startswith("Accuracy")):
         runners = data["lst"]
@@ -86,16 +92,17 @@ def _iterations(data: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], 
             raise UnreadableRun(f"{name} is of a Polygraphy that packed all results into one text; save them again with a newer one")
         for runner, iterations in runners:
             for iteration in iterations:
-                yield _STAMP.sub("", str(runner)), _tensors(iteration, name), False
+                marks = iteration.get("whence") if isinstance(iteration, dict) else None
+                yield _STAMP.sub("", str(runner)), _tensors(iteration, name), False, marks if isinstance(marks, dict) else {}
     elif kind.startswith("Accuracy"):
         raise UnreadableRun(f"{name} holds the verdicts of a comparison, no tensors; give what --save-outputs wrote")
     elif kind == "IterationResult":
-        yield _STAMP.sub("", str(data.get("runner_name", ""))), _tensors(data, name), False
+        yield _STAMP.sub("", str(data.get("runner_name", ""))), _tensors(data, name), False, {}
     elif isinstance(data, list):
         for tensors in data:
-            yield "", _mapping(tensors, name), True
+            yield "", _mapping(tensors, name), True, {}
     else:
-        yield "", _mapping(data, name), True
+        yield "", _mapping(data, name), True, {}
 
 
 def _tensors(iteration: Any, name: str) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """safetensors: one file, a folder of them, or a checkpoint in parts with its index.
 
-The order in which tensors were made is lost: the format's own library sorts them by dtype and name.
+The order in which tensors were made is lost: the format's own library sorts them by dtype and name. What whence wrote has an index that
+knows it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from pathlib import PurePosixPath
 
 import orjson
 
-from whence.readers.building import Building
-from whence.readers.parts import named, safetensors_file
+from whence.errors import ElementsMissing
+from whence.readers.building import Building, Load
+from whence.readers.parts import indexed, named, safetensors_file
+from whence.readers.parts.named import Named
+from whence.readers.parts.stored import File
 from whence.readers.place import Place
 from whence.records import Run
 
@@ -29,6 +33,8 @@ def sniff(place: Place) -> bool:
 
 def open_run(place: Place) -> Run:
     """Lazy: headers now, elements memory-mapped when asked for."""
+    if indexed.NAME in place.names:
+        return indexed.open_run(place, "safetensors", _Elements(place).at)
     building = Building(place.path, "safetensors")
     named.add(building, named.of_files(building, place, _is_ours, safetensors_file.tensors_of))
     for name in place.files:
@@ -52,3 +58,21 @@ def _check_index(building: Building, place: Place, name: str) -> None:
     for file, count in wanted.items():
         if str(at / str(file)) not in place.files:
             building.note("error", f"{count} tensors that {name} names lie in {file}, which is not there")
+
+
+class _Elements:
+    """Tensors of the files of a folder by file and name; each header is read once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._files = place, dict[str, dict[str, Named]]()
+
+    def at(self, name: str) -> Load:
+        """Elements of "file,name". Raises ElementsMissing, UnreadableRun."""
+        file, _, tensor = name.partition(",")
+        if file not in self._files:
+            items = safetensors_file.tensors_of(Building(self._place.path, "safetensors"), File(self._place.inside(file)), "")
+            self._files[file] = {item.name: item for item in items}
+        found = self._files[file].get(tensor)
+        if found is None or found.load is None:
+            raise ElementsMissing(found.why if found is not None else f"{file} has no tensor {tensor[:200]!r}")
+        return found.load

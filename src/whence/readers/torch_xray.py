@@ -19,7 +19,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
 from whence.readers.building import WIDER, Building
-from whence.readers.parts import limits, nesting
+from whence.readers.parts import carded, limits, nesting
 from whence.readers.place import Place
 from whence.records import Run
 
@@ -110,15 +110,20 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
     size = path.stat().st_size
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
     unsaid: set[_Call] = set()
+    told = carded.Told()
     for one in tensors:
         try:
             dataset = file[one.path]
             record = _record(building, dataset, path, name, size)
             if not _said(dataset) and dataset.dtype.kind == "f":
                 unsaid.add(one.call)
+            told.add(dataset.attrs.get("whence"), record)
         except _DAMAGE as error:
             record = building.tensor("unknown", (), why=f"{one.path} is damaged: {_short(error)}", file=name)
         calls.setdefault(one.call, {}).setdefault(one.kind, {})[one.name] = record
+    if told.of == len(tensors):
+        told.build(building, rank=rank, step=step)
+        return
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
         parent = nesting.parents([call.scope for call in ended])
@@ -192,16 +197,16 @@ def _named(path: str, shown: str) -> _Tensor:
 
 def _record(building: Building, dataset: Any, path: Path, name: str, size: int) -> int:
     """The tensor in a dataset: its dtype from the attribute, its elements when asked."""
-    shape, stored = dataset.shape, dataset.dtype
+    shape, stored, where = dataset.shape, dataset.dtype, f"{name},{dataset.name}"
     said = _said(dataset)
     if shape is None:
-        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=name)
+        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where)
     dtype, why = _dtype(stored, said)
     shape = limits.extents(tuple(map(int, shape)), dataset.name)
     why = why or _unsafe(dataset, shape, size)
     if why:
-        return building.tensor(dtype, shape, why=why, file=name)
-    return building.tensor(dtype, shape, _load(dataset, path, dtype), file=name)
+        return building.tensor(dtype, shape, why=why, file=where)
+    return building.tensor(dtype, shape, _load(dataset, path, dtype), file=where)
 
 
 def _said(dataset: Any) -> str:

@@ -1,5 +1,6 @@
 """A Comparison -> text, csv, json; computes nothing."""
 
+from whence.report.converting import converted
 from whence.report.doctoring import checkup
 from whence.report.files import everything_json, summary, summary_data, table_csv
 from whence.report.generation import generation_csv
@@ -16,9 +17,10 @@ from whence.report.tracing import origin_json, origin_text
 from whence.report.views import names as views
 from whence.report.views import view_csv
 from whence.report.weights import weights_map
+from whence.report.xray import xray_summary
 
 __all__ = [
-    "answer", "checkup", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "operators", "origin_json",
-    "origin_text", "plan_json", "plan_map", "plan_text", "reproduction", "rungs", "summary", "summary_data", "table_csv", "tested_csv",
-    "tested_text", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views", "weights_map", "written",
+    "answer", "checkup", "converted", "everything_json", "generation_csv", "labels_answer", "labels_csv", "location", "operators",
+    "origin_json", "origin_text", "plan_json", "plan_map", "plan_text", "reproduction", "rungs", "summary", "summary_data", "table_csv",
+    "tested_csv", "tested_text", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views", "weights_map", "written", "xray_summary",
 ]  # fmt: skip

@@ -12,12 +12,14 @@ from whence.report.plain import cell, clean, columns, count, number, size
 SHOWN = 20
 
 
-def tested_csv(diff: Any) -> str:
-    """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`."""
+def tested_csv(diff: Any, sides: tuple[str, str] = ("tgt", "ref")) -> str:
+    """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`. sides: what columns call them."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in ("tgt", "ref")]
-    writer.writerow(("name", "op_name", "dtype", "shape", "min-val", "max-val", "is_pass", "tgt_max", "ref_max", *beyond, "why"))
+    beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in sides]
+    writer.writerow(
+        ("name", "op_name", "dtype", "shape", "min-val", "max-val", "is_pass", *(f"{side}_max" for side in sides), *beyond, "why")
+    )
     for row in diff.rows:
         one = row.either
         pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]

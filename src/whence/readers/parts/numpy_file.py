@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -67,6 +67,13 @@ def array(found: Header, data: Bytes, what: str) -> Array:
         return np.empty(found.shape, dtypes.named(found.dtype).numpy)
     flat = words(data[found.start : found.start + nbytes], found.word)
     return flat.reshape(found.shape, order="F" if found.fortran else "C").astype(dtypes.named(found.dtype).numpy, copy=False)
+
+
+def bits(found: Header, data: Bytes, what: str) -> Array:
+    """The array, or its elements as whole numbers where numpy has no name for their type and they have 8 bits."""
+    if found.word is None and found.dtype.endswith("V1"):
+        found = replace(found, dtype="uint8", word=np.dtype(np.uint8))
+    return array(found, data, what)
 
 
 def _word(descr: object) -> tuple[np.dtype[np.generic] | None, str]:

@@ -8,9 +8,17 @@ from whence.results import Shown, ViewRow
 _KINDS = {"param": "params", "input": "input", "output": "output", "mutated": "mutated", "grad": "grad"}
 
 
+def dataset(file: str) -> tuple[str, str]:
+    """(step, name) of the dataset that a tensor lies in, as the .h5 file has them; "" for what lies elsewhere. file: as `Record.file`."""
+    step, _, name = file.partition(",")[2].strip("/").partition("/")
+    return (step, name.replace("/", ".").replace("%2F", "/")) if step.isdigit() and name else ("", "")
+
+
 def _key(shown: Shown | None) -> str:
     if shown is None:
         return "-"
+    if found := dataset(shown.file)[1]:
+        return found
     kind, _, slot = shown.slot.partition(".")
     call = ".".join(part for part in (shown.name, shown.op_type, str(shown.occurrence)) if part)
     return f"{call}.{shown.phase}_{_KINDS.get(kind, kind)}.{slot}"

@@ -1,0 +1,56 @@
+"""The command of msprobe, under its name: compare.
+
+\b
+    whence msprobe compare -tp dump_npu/step0 -gp dump_gpu/step0 -o out
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whence.cli import _files
+
+_CODES = {"same": 0, "different": 1, "undecided": 2}
+
+
+@click.group("msprobe", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Its command follows."""
+
+
+@command.command("compare")
+@click.option("-tp", "--target_path", "target", required=True, metavar="PATH", type=click.Path(), help="The dump that is in question.")
+@click.option("-gp", "--golden_path", "golden", required=True, metavar="PATH", type=click.Path(), help="The dump that is right.")
+@click.option(
+    "-o", "--output_path", "output", default="./output", show_default=True, metavar="FOLDER", type=click.Path(),
+    help="Where compare_result_*.csv goes."
+)  # fmt: skip
+@click.option("-m", "--mode", type=click.Choice(["auto"]), default="auto", help="What kind of dumps these are is told by their content.")
+@click.option("-fm", "--fuzzy_match", is_flag=True, help="Names that differ in spelling are paired with or without it.")
+@click.option("-da", "--diff_analyze", is_flag=True, help="The first difference is named with or without it.")
+def compare_command(target: str, golden: str, output: str, **_: object) -> int:
+    """Compare two dumps: msprobe's table into FOLDER, whence's answer on the terminal.
+
+    Exit code: 0 the same, 1 different, 2 undecided.
+    """
+    import time
+
+    from whence import api, report
+    from whence.report.plain import clean
+
+    click.echo(f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe", err=True)
+    result = api.compare(golden, target, view="msprobe")
+    by_rank: dict[int, list[Any]] = {}
+    for row in result.views["msprobe"]:
+        side = row.target or row.reference
+        by_rank.setdefault(side.rank if side is not None else 0, []).append(row)
+    folder, stamp = Path(output), time.strftime("%Y%m%d%H%M%S")
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, rows in sorted(by_rank.items()):
+        whose = "" if Path(target).is_file() else f"rank{rank}_"
+        _files.write(folder / f"compare_result_{whose}{stamp}.csv", report.view_csv("msprobe", rows), force=False)
+    click.echo(report.answer(result) + f"written to {clean(output)}\n", nl=False)
+    return _CODES[result.status]

@@ -1,0 +1,116 @@
+"""The commands of torch_xray, under their names: summary, compare, jprof, summary_diff_check.
+
+\b
+    whence xray summary globalrank-0_localrank-0.h5 out.txt
+    whence xray compare gpu.h5 xpu.h5 result.csv
+    whence xray jprof --cpu_init --blacklist --factory=load dump.json
+    whence xray summary_diff_check xpu.csv gpu.csv result.csv
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from whence.cli import _files
+
+_MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
+_CODES = {"same": 0, "different": 1, "undecided": 2}
+
+
+@click.group("xray", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Its commands follow."""
+
+
+@command.command("summary")
+@click.argument("dump", metavar="X.h5", type=click.Path())
+@click.argument("output", metavar="OUT", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace OUT.")
+def summary_command(dump: str, output: str, force: bool) -> int:
+    """Write min, max, mean and std of every tensor: as text, or as csv where OUT ends so."""
+    from whence import api, report
+
+    _same_as(f"whence show {dump}")
+    _files.check(Path(output), force)
+    run = api.open_to_show(dump)
+    _files.write(Path(output), report.xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"), force)
+    return 0
+
+
+@command.command("compare")
+@click.argument("bench", metavar="BENCH.h5", type=click.Path())
+@click.argument("target", metavar="TARGET.h5", type=click.Path())
+@click.argument("output", metavar="RESULT.csv", type=click.Path())
+@click.option("--golden", metavar="FILE", type=click.Path(), help="Which of the two is the reference, when it is not the first.")
+@click.option(
+    "--match", type=click.Choice(list(_MATCHES)), default="fuzzy", show_default=True,
+    help="How names are paired: equal, also those that differ in spelling, or line by line."
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace RESULT.csv.")
+def compare_command(bench: str, target: str, output: str, golden: str | None, match: str, force: bool) -> int:
+    """Compare two dumps: torch_xray's table into RESULT.csv, whence's answer on the terminal.
+
+    Exit code: 0 the same, 1 different, 2 undecided.
+    """
+    from whence import api, report
+
+    if golden is not None and golden not in (bench, target):
+        raise click.UsageError(f"--golden {golden}: {bench} or {target}")
+    if golden == target:
+        bench, target = target, bench
+    _same_as(f"whence compare {bench} {target} --view torch_xray   (Bench, the reference: {bench}; Target: {target})")
+    _files.check(Path(output), force)
+    result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
+    _files.write(Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force)
+    click.echo(report.answer(result) + f"written to {report.plain.clean(output)}\n", nl=False)
+    return _CODES[result.status]
+
+
+@command.command("jprof")
+@click.argument("dump", metavar="dump.json", type=click.Path())
+@click.option(
+    "--cpu_init", "--cpu-init", "cpu_init", is_flag=True, help="Draw random elements on the CPU, so that all devices see the same."
+)
+@click.option("--blacklist", is_flag=True, help="Leave out random, creation and view operators.")
+@click.option(
+    "--factory", type=click.Choice(["load", "random", "special"]), default="load", show_default=True,
+    help="Elements: as dumped, random within the dumped range, or special values."
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the tests that were written before.")
+def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> int:
+    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests beside dump.json."""
+    from whence import api, report
+
+    folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
+    run, output = folder / "dump", folder / "pytests"
+    _same_as(f"whence ops generate {run} -o {output} --factory {factory}")
+    written = api.generate_tests(run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force)
+    for line in report.written(written):
+        click.echo(line)
+    return 0
+
+
+@command.command("summary_diff_check")
+@click.argument("target", metavar="XPU.csv", type=click.Path())
+@click.argument("reference", metavar="GPU.csv", type=click.Path())
+@click.argument("output", metavar="RESULT.csv", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace RESULT.csv.")
+def diff_command(target: str, reference: str, output: str, force: bool) -> int:
+    """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same, 1 different, 2 nothing compared."""
+    from whence import api, report
+
+    _same_as(f"whence ops diff {reference} {target} -o {output}   (the reference: {reference})")
+    _files.check(Path(output), force)
+    found = api.diff_results(reference, target)
+    _files.write(Path(output), report.tested_csv(found, sides=("xpu", "gpu")), force)
+    click.echo(report.tested_text(found), nl=False)
+    return _CODES[found.status]
+
+
+def _same_as(line: str) -> None:
+    """Say which command of whence does the same."""
+    from whence.report.plain import clean
+
+    click.echo(f"whence: the same as  {clean(line)}", err=True)

@@ -1,0 +1,42 @@
+"""What a name of another tool says on stderr, once in a process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+_told: set[str] = set()
+
+
+def once(text: str) -> None:
+    """One line, the first time."""
+    if text not in _told:
+        _told.add(text)
+        with contextlib.suppress(Exception):  # a stderr that is closed is not worth failing for
+            sys.stderr.write(f"whence: {text}\n")
+
+
+def same_as(name: str, ours: str) -> None:
+    """Say what of whence does the same as a name of the tool."""
+    once(f"{name} is  {ours}")
+
+
+def without(name: str, given: Mapping[str, Any], why: Mapping[str, str]) -> None:
+    """Note options that were given and change nothing here, each with its reason. Raises UsageError for those that are not known.
+
+    given: name -> value; those that are None or False were not given.
+    """
+    from whence.errors import UsageError
+
+    for option, value in given.items():
+        if option not in why:
+            import difflib
+
+            near = difflib.get_close_matches(option, why, n=1)
+            raise UsageError(
+                f"{name} has no option {option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"
+            )
+        if value is not None and value is not False:
+            once(f"{name}({option}=...) changes nothing: {why[option]}")

@@ -1,0 +1,20 @@
+"""Lists of steps and ranks as those tools write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def numbers(name: str, given: Sequence[int | str] | int | str | None) -> frozenset[int] | None:
+    """3, [0, 2] or ["4-6"] as a set; None (all) for None and an empty list. Raises UsageError."""
+    from whence.errors import UsageError
+
+    if given is None or (not isinstance(given, int) and not len(given)):
+        return None
+    found: set[int] = set()
+    for item in (given,) if isinstance(given, (int, str)) else given:
+        first, _, last = str(item).partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise UsageError(f"{name}: {item!r} is no number from 0 and no range like '4-6'")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

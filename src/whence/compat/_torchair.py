@@ -1,0 +1,110 @@
+"""What graph mode shall dump: a configuration of torchair's where that is installed, else one of ours with the same meaning."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whence.compat._said import once, without
+
+
+class CompilerConfig:
+    """What `whence.compat.torchair.get_npu_backend` shall dump. mode: "exact" or "fx", "" for nothing. steps: None for all."""
+
+    def __init__(self) -> None:
+        self.mode, self.folder = "", Path()
+        self.steps: frozenset[int] | None = None
+        self.slots = "both"
+
+
+def get_ge_dump_config(
+    dump_path: str = ".", dump_mode: str = "all", fusion_switch_file: str | None = None, dump_token: Sequence[int] | None = None,
+    dump_layer: Sequence[str] | None = None, compiler_config: Any = None, **others: Any,
+) -> Any:  # fmt: skip
+    """Dump what the compiled graph computes, into `<dump_path>/msit_ge_dump/dump_<time>`, which is a run of whence.
+
+    dump_mode: "all", "input" or "output". dump_token: steps to dump, from 0. fusion_switch_file, dump_layer: for torchair itself. Where
+    torchair is installed, its own configuration is returned (the one given, or a new one). Raises UsageError.
+    """
+    from whence.compat._steps import numbers
+    from whence.errors import UsageError
+
+    if dump_mode not in ("all", "input", "output"):
+        raise UsageError(f"get_ge_dump_config(dump_mode={dump_mode!r}): all, input or output")
+    folder = Path(dump_path) / "msit_ge_dump"
+    if _is_there():
+        return _of_torchair(folder, dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others)
+    why = {
+        "fusion_switch_file": "it switches fusions of GE; torch._inductor.config has inductor's",
+        "dump_layer": "the whole graph is dumped; choose when comparing",
+        "use_fusion": "it switches fusions of GE",
+    }
+    without("get_ge_dump_config", {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}, why)
+    config = _ours(compiler_config)
+    config.mode, config.folder, config.steps = "exact", folder / f"dump_{time.strftime('%Y%m%d_%H%M%S')}", numbers("dump_token", dump_token)
+    config.slots = {"all": "both"}.get(dump_mode, dump_mode)
+    return config
+
+
+def get_fx_dump_config(dump_path: str = ".", compiler_config: Any = None, **others: Any) -> Any:
+    """Run the graph node by node with torch's own operators and dump them, into `<dump_path>/msit_fx_dump/dump_<time>`, a run of whence.
+
+    Where torchair is installed, its own configuration is returned. Raises UsageError.
+    """
+    folder = Path(dump_path) / "msit_fx_dump"
+    if _is_there():
+        config = _given(compiler_config)
+        config.debug.data_dump.type = "npy"
+        if hasattr(config.debug.data_dump, "path"):
+            folder.mkdir(parents=True, exist_ok=True)
+            config.debug.data_dump.path = str(folder)
+        return config
+    without("get_fx_dump_config", others, {"dump_mode": "inputs and outputs are always dumped"})
+    config = _ours(compiler_config)
+    config.mode, config.folder = "fx", folder / f"dump_{time.strftime('%Y%m%d_%H%M%S')}"
+    return config
+
+
+def _is_there() -> bool:
+    return importlib.util.find_spec("torchair") is not None
+
+
+def _ours(given: Any) -> CompilerConfig:
+    from whence.errors import UsageError
+
+    if given is not None and not isinstance(given, CompilerConfig):
+        raise UsageError(
+            f"compiler_config is a {type(given).__name__}; take whence.compat.torchair.CompilerConfig, or install torchair for its own"
+        )
+    return given or CompilerConfig()
+
+
+def _given(given: Any) -> Any:
+    once("torchair is installed: it dumps by itself, and `whence compare` reads what it writes")
+    if given is not None:
+        return given
+    return importlib.import_module("torchair.configs.compiler_config").CompilerConfig()
+
+
+def _of_torchair(
+    folder: Path, dump_mode: str, fusion_switch_file: str | None, dump_token: Sequence[int] | None, dump_layer: Sequence[str] | None,
+    compiler_config: Any, others: Any,
+) -> Any:  # fmt: skip
+    """torchair's configuration, told by its own fields."""
+    without("get_ge_dump_config", others, {"use_fusion": "torchair takes a fusion_switch_file"})
+    config = _given(compiler_config)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.debug.graph_dump.type = "txt"
+    setattr(config.debug.graph_dump, "_path" if hasattr(config.debug.graph_dump, "_path") else "path", str(folder))
+    config.dump_config.enable_dump = True
+    config.dump_config.dump_mode, config.dump_config.dump_path = dump_mode, str(folder)
+    if fusion_switch_file is not None:
+        config.fusion_config.fusion_switch_file = fusion_switch_file
+    if dump_token is not None:
+        config.dump_config.dump_step = "|".join(map(str, dump_token))
+    if dump_layer is not None:
+        config.dump_config.dump_layer = " ".join(dump_layer)
+    return config

@@ -1,0 +1,1 @@
+"""`ait_llm.dump`: where the tool keeps its ways to dump."""

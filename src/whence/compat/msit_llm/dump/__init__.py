@@ -1,0 +1,1 @@
+"""`msit_llm.dump`: where the tool keeps its ways to dump."""

@@ -1,0 +1,1 @@
+"""msprobe (MindStudio-Probe); `whence.compat.msprobe.pytorch` has its Python names."""

@@ -1,0 +1,149 @@
+"""`config.json` of msprobe, as options of a capture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whence.compat._said import without
+
+_LEVELS = {"L0": "modules", "L1": "op", "mix": "op", "debug": "modules"}
+_KEEP = {"statistics": "stats", "tensor": "full", "structure": "none", "md5": "stats"}
+_DATA = {"all": "both", "forward": "both", "input": "input", "output": "output"}
+_NOTHING = {
+    "async_dump": "elements are written behind the program already",
+    "extra_info": "the line of the program is always there",
+    "precision": "statistics are taken in float64",
+    "risk_level": "every operator is taken",
+    "custom_op_namespaces": "operators of every namespace are taken",
+    "load": "whence run --patch CALL --patch-from RUN gives a call what it had in another run",
+}
+_NOTHING_OF_A_TASK = {
+    "scope": "the whole step is dumped; name what is wanted in list",
+    "tensor_list": "the task statistics keeps no elements; take the task tensor with a list",
+    "slice": "tensors are dumped whole",
+    "summary_mode": "statistics and a hash are always there",
+    "bench_path": "whence compare finds the first difference in two runs",
+    "diff_nums": "whence compare finds the first difference in two runs",
+    "request_id": "all rows of a batch are dumped",
+    "file_format": "files are those of torch.save",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a configuration asks for. steps: None for all. wanted: whether a call goes into the tool's own files."""
+
+    folder: Path
+    steps: frozenset[int] | None
+    options: Mapping[str, Any]
+    wanted: Callable[[Any], bool]
+    enabled: bool
+
+    @property
+    def keep(self) -> str:
+        """What of `whence run` keeps as much."""
+        return "" if self.options["keep"] == "full" else f" --keep {self.options['keep']}"
+
+
+def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Settings:
+    """Settings of a config.json (None: none) with what is given in its place. Raises UsageError."""
+    from whence.compat._steps import numbers
+    from whence.errors import UsageError
+
+    said = {**_load(path), **given}
+    known = ("task", "dump_path", "level", "rank", "step", "dump_enable", *_TASKS)
+    without("config.json", {k: v for k, v in said.items() if k not in known}, _NOTHING)
+    task, level = said.get("task") or "statistics", said.get("level") or "L1"
+    if task not in _KEEP:
+        raise UsageError(f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)")
+    if level not in _LEVELS:
+        raise UsageError(f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are (docs/switching.md)")
+    section = said.get(task) or {}
+    mine = ("list", "data_mode")
+    without(
+        f"config.json, {task}", {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}, _NOTHING_OF_A_TASK
+    )
+    listed = tuple(section.get("list") or ())
+    options: dict[str, Any] = {"level": _LEVELS[level], "keep": _KEEP[task], "slots": _slots(section.get("data_mode"))}
+    if level == "L0" and listed:
+        options["include"] = tuple(f"re:.*{_escaped(name)}.*" for name in listed)
+    if level == "debug":
+        options |= {"exclude": ("*",), "programs": False}  # what is saved by name alone, which is in the run
+    ranks = numbers("rank", said.get("rank"))
+    if ranks is not None:
+        options["ranks"] = tuple(sorted(ranks))
+
+    def wanted(call: Any) -> bool:
+        if level == "L1" and call.kind == "module":
+            return False
+        return not listed or any(_plain(name) in f"{call.scope} {call.op}" for name in listed)
+
+    enabled = said.get("dump_enable", True) is not False
+    return Settings(Path(said.get("dump_path") or "./dump"), numbers("step", said.get("step")), options, wanted, enabled)
+
+
+_TASKS = (
+    "statistics",
+    "tensor",
+    "structure",
+    "md5",
+    "acc_check",
+    "nan_check",
+    "diff_check",
+    "exception_dump",
+    "overflow_check",
+    "run_ut",
+    "free_benchmark",
+    "grad_probe",
+)
+
+
+def _load(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    from whence.errors import UsageError
+
+    if path is None:
+        return {}
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"config_path {os.fspath(path)} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"config_path {os.fspath(path)} holds no JSON object")
+    return found
+
+
+def _slots(modes: Any) -> str:
+    """data_mode -> which tensors of a call. Raises UsageError."""
+    from whence.errors import UsageError
+
+    named = [modes] if isinstance(modes, str) else list(modes or ["all"])
+    without(
+        "data_mode",
+        {"backward": True} if "backward" in named else {},
+        {"backward": "the backward pass is dumped at L1 and mix, with the forward"},
+    )
+    if wrong := [mode for mode in named if mode not in (*_DATA, "backward")]:
+        raise UsageError(f"config.json: data_mode {wrong[0]!r}; {', '.join(_DATA)} and backward are there")
+    found = {_DATA[mode] for mode in named if mode in _DATA}
+    return found.pop() if len(found) == 1 else "both"
+
+
+def _plain(name: str) -> str:
+    """A name of the tool's as part of one of ours: "Module.conv1.Conv2d.forward.0" is conv1, "Torch.relu.0.forward" is relu."""
+    parts = name.split(".")
+    if parts[0] == "Module" and len(parts) > 4 and parts[-2] in ("forward", "backward"):
+        return ".".join(parts[1:-3])
+    if len(parts) == 4 and parts[-1] in ("forward", "backward"):
+        return parts[1]
+    return name
+
+
+def _escaped(name: str) -> str:
+    import re
+
+    return re.escape(_plain(name))

@@ -1,0 +1,1 @@
+"""msquickcmp (`ait debug compare`): labels of two programs in one process."""

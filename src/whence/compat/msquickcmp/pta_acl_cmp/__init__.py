@@ -1,0 +1,1 @@
+"""`msquickcmp.pta_acl_cmp`: PyTorch against the acceleration library."""

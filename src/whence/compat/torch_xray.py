@@ -1,0 +1,162 @@
+"""torch_xray (Kunlun): the module dump `PrecisionDebugger`, and the operator dump `begin_dump` / `end_dump`.
+
+    from whence.compat.torch_xray import PrecisionDebugger
+
+    debugger = PrecisionDebugger(dump_path="./dump", hook_name="dump", rank=[0], step=[0, 1], model=model)
+    debugger.start()                        # in every step, before the model is called
+
+writes `globalrank-<N>_localrank-<N>.h5` and `..._summary.csv` into dump_path, which is a run of whence too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whence.compat._said import once, same_as, without
+
+if TYPE_CHECKING:
+    from whence.api.dumping import Dump
+
+__all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
+
+DEBUG = 0x102
+"""X_DEBUG: 0x2 operators with shapes, dtypes and range; 0x100 into files. There is no other kind here."""
+
+
+class PrecisionDebugger:
+    """Dumps what the modules of a model are given and make, between `start` and `stop`.
+
+    dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None for all; steps count from 0. model: a
+    torch.nn.Module, None for every model that is called. dump_torch_api: every operator too. Nothing of the program changes.
+    Raises UsageError for what is not understood, StoreFailed when nothing can be written.
+    """
+
+    def __init__(
+        self, dump_path: str | os.PathLike[str] = "./xray_dump", hook_name: str = "dump", rank: Sequence[int] | int | None = None,
+        step: Sequence[int] | int | None = None, model: Any = None, dump_torch_api: bool = False, **others: Any,
+    ) -> None:  # fmt: skip
+        from whence.compat._steps import numbers
+        from whence.errors import UsageError
+
+        if hook_name != "dump":
+            raise UsageError(f"PrecisionDebugger(hook_name={hook_name!r}): only 'dump' is known")
+        without("PrecisionDebugger", others, {})
+        self._path, self._model = Path(dump_path), model
+        self._steps = numbers("step", step)
+        ranks = numbers("rank", rank)
+        self._options: dict[str, Any] = {"level": "op"} if dump_torch_api else {}
+        if ranks is not None:
+            self._options["ranks"] = tuple(ranks)
+        self._dump: Dump | None = None
+
+    def start(self, model: Any = None) -> None:
+        """Take what is called from here on. Called again in one step it does nothing; after calls of the model the next step begins."""
+        from whence.api.dumping import Dump
+
+        if self._dump is None:
+            which = "every operator" if "level" in self._options else "modules"
+            same_as("torch_xray.PrecisionDebugger", f"whence run -o RUN{' --level op' if which != 'modules' else ''} -- CMD")
+            self._dump = Dump(
+                self._path, self._model if model is None else model, steps=self._steps, layout=_layout(),
+                laid={"leaves": which == "modules", "local_ranks": _local_ranks()}, **self._options,
+            )  # fmt: skip
+        self._dump.mark()
+        self._dump.resume()
+
+    def stop(self) -> None:
+        """Take nothing until the next `start`."""
+        if self._dump is not None:
+            self._dump.pause()
+
+    def step(self) -> None:
+        """The step ends here."""
+        if self._dump is not None:
+            self._dump.mark()
+
+    def close(self) -> None:
+        """End the dump; it ends with the process else."""
+        if self._dump is not None:
+            self._dump.close()
+
+
+def _layout() -> str:
+    """HDF5 is loaded here: a process that loads it only as it ends crashes there (h5py 3.16)."""
+    try:
+        import h5py  # noqa: F401
+    except ImportError as error:
+        once(f'dump_path becomes a run of whence without .h5 and .csv ({error}): pip install "whence[h5]"')
+        return ""
+    return "torch_xray"
+
+
+def _local_ranks() -> dict[int, int]:
+    """Rank of this process -> its rank on this machine, as its launcher says."""
+    rank, local = (os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK"))
+    return {int(rank): int(local)} if rank.isdigit() and local.isdigit() else {}
+
+
+def begin_dump(
+    X_DEBUG: int | str | None = None,  # noqa: N803
+    X_DEDUP: bool | str | None = None,  # noqa: N803
+    X_DUMP_NUM: int | str | None = None,  # noqa: N803
+    **others: Any,
+) -> None:
+    """Record every operator until `end_dump`, into `xray_debug/proc_<pid>/` of the current folder: `dump/` and `dump.json`.
+
+    X_DEBUG: 0x102. X_DEDUP: of equal calls one. X_DUMP_NUM: about so many calls of each operator, chosen by chance with a fixed seed, keep
+    their elements; 0: none, None: all. What is not given is read from the environment. With X_DEBUG there the import alone begins, and
+    the first call of this begins anew. Raises UsageError.
+    """
+    from whence import api
+
+    without("begin_dump", others, {})
+    if _begun and _begun[0][1] == _AT_IMPORT:
+        api.end_dump()
+        _begun.clear()
+    debug, dedup, number = (_given(*pair) for pair in (("X_DEBUG", X_DEBUG), ("X_DEDUP", X_DEDUP), ("X_DUMP_NUM", X_DUMP_NUM)))
+    if debug is not None and debug != DEBUG:
+        once(f"begin_dump(X_DEBUG={debug:#x}) is taken as {DEBUG:#x}: operators with shapes, dtypes, range and elements")
+    same_as("torch_xray.begin_dump", "whence run --level op [--dedup --samples N] -o RUN -- CMD")
+    folder = _begun[0][0] if _begun else Path("xray_debug").absolute() / f"proc_{os.getpid()}"
+    api.begin_dump(folder / "dump", force=True, dedup=bool(dedup), samples=number)
+    _begun[:] = [(folder, "")]
+
+
+def end_dump(clear_context: bool = True) -> None:
+    """End it. clear_context: finish the dump and write `dump.json`; False only stops, and `begin_dump` goes on."""
+    from whence import api
+    from whence.compat._operators import write
+
+    api.end_dump(clear_context)
+    if not clear_context or not _begun:
+        return
+    folder = _begun.pop()[0]
+    if write(folder / "dump", folder / "dump.json"):
+        once(f"{folder} is written;  whence xray jprof {folder / 'dump.json'}  makes its tests")
+
+
+def _given(name: str, value: int | str | bool | None) -> int | None:
+    """An argument, or the variable of its name: a number (0x102 too) or True and False."""
+    from whence.errors import UsageError
+
+    found = os.environ.get(name) if value is None else value
+    if found is None or found == "":
+        return None
+    if isinstance(found, str) and found.lower() in ("true", "false"):
+        return int(found.lower() == "true")
+    try:
+        return int(found, 0) if isinstance(found, str) else int(found)
+    except ValueError:
+        raise UsageError(f"{name}={found!r} is no number") from None
+
+
+_AT_IMPORT = "at import"
+_begun: list[tuple[Path, str]] = []  # the region that is open: its folder, and what opened it
+atexit.register(end_dump)
+if os.environ.get("X_DEBUG"):
+    begin_dump()
+    _begun[:] = [(_begun[0][0], _AT_IMPORT)]
