@@ -490,6 +490,7 @@ def test_layers_are_captured_bitwise_and_traced_ones_at_their_boundary(tmp_path,
     records = {r.slot: r.record for r in linear.refs}
     x, w, b = (run.array(records[slot]).astype(np.float64) for slot in ("input.0", "param.weight", "param.bias"))
     np.testing.assert_allclose(run.array(linear.slots("output")[0].record), x @ w + b, atol=1e-5)
+    assert (first[""].number, first["emb"].number, first["blocks.0"].number, first["blocks.0.n1"].number) == ("0", "1", "2", "2_1")
     up, down = first["blocks.0.up"], first["blocks.0.n2"]
     assert up.slots("input")[0].record == down.slots("output")[0].record
     norms = [c for c in sorted(run.calls, key=lambda c: c.order) if c.op_type == "BatchNorm2D"]

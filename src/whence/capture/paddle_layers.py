@@ -223,8 +223,8 @@ class Listener:
             session.begin_step(root.name)
         else:
             frame.root, frame.step, frame.depth = parent.root, parent.step, parent.depth + 1
-            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             parent.kids += 1
+            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
         counts = frame.root.counts
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
         frame.wanted = session.takes_all or session.selector.wants(scope, frame.op_type, frame.depth, frame.number, frame.step)

@@ -53,6 +53,7 @@ class Listener:
         self._roots: list[Root] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._cached: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._saved = 0
         self._begun = False
         self._operators = session.options.level != "logits"  # else only what a predictor is given and returns
@@ -74,6 +75,7 @@ class Listener:
             return
         self._wrap(inference.Predictor, "clone", self._clone)
         self._wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
+        self._wrap(inference.Config, "set_model_buffer", self._set_buffer)
         self._wrap(inference, "create_predictor", self._create)
         paddle.base.core.create_predictor = inference.create_predictor
         self._undo.append((paddle.base.core, "create_predictor", inference.create_predictor, self._undo[-1][3]))
@@ -113,20 +115,18 @@ class Listener:
 
     def _create(self, previous: Callable[..., Any], config: Any) -> Any:
         facts: dict[str, Any] = {}
-        folder = ""
+        folder, files, spare = "", ("", ""), config
         with self._guard():
-            facts = paddle_facts.of_config(config)
-            folder = self._prepare(config)
+            facts, files = paddle_facts.of_config(config), paddle_facts.files(config)
+            spare = type(config)(config)  # one config makes one predictor, be it that it fails
+            folder = self._prepare(config, files[1])
         try:
             predictor = previous(config)
-        except Exception:  # what Paddle raises has many types; our way of saving may be the reason
+        except Exception:  # what Paddle raises has many types; that we have it save the program may be the reason
             if not folder:
                 raise
-            config.enable_save_optim_model(False)
-            config.set_optim_cache_dir("")
-            predictor = previous(config)  # raises what the program would have seen
+            predictor = previous(spare)  # raises what the program would have seen
         with self._guard():
-            files = (str(config.prog_file()), str(config.params_file()))
             self._adopt(predictor, facts, files, folder=folder, saved=self._cached.get(config, ""))
         return predictor
 
@@ -144,6 +144,12 @@ class Listener:
         with self._guard():
             self._cached[config] = folder
         return previous(config, folder)
+
+    def _set_buffer(self, previous: Callable[..., Any], config: Any, *given: Any, **named: Any) -> Any:
+        with self._guard():
+            sizes = [len(held) for held in (*given, *named.values()) if isinstance(held, (bytes, str))]
+            self._buffers[config] = sum(sizes)
+        return previous(config, *given, **named)
 
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
         watched: Watched | None = None
@@ -256,14 +262,13 @@ class Listener:
 
     # ---- programs
 
-    def _prepare(self, config: Any) -> str:
+    def _prepare(self, config: Any, weights: str) -> str:
         """Have the predictor save its program after passes into the run; "" where the user has its own way of saving, or room is short."""
-        if not self._operators or not self._folder or config.model_from_memory() or self._cached.get(config):
+        if not self._operators or not self._folder or self._cached.get(config):
             return ""
         if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(config, "use_optimized_model"):
             return ""
-        weights = Path(config.params_file())
-        size = weights.stat().st_size if weights.is_file() else 0
+        size = self._buffers.get(config, 0) or (Path(weights).stat().st_size if Path(weights).is_file() else 0)
         if shutil.disk_usage(self._folder).free < _ROOM * size:
             self.session.note("program", f"not saved: Paddle writes the weights along, {size} bytes, and the disk has no room")
             return ""
@@ -278,7 +283,7 @@ class Listener:
     def _kept(self, folder: str, saved: str, file: str, facts: dict[str, Any]) -> str:
         """The file of the program that runs, "" when there is none.
 
-        Saved for us, saved by the user, or the user's own where no passes ran.
+        Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none without parameters.
         """
         for where in filter(None, (folder, saved)):
             for name in ("_optimized.json", "_optimized.pdmodel"):
@@ -292,7 +297,8 @@ class Listener:
                     return str(kept)
         if folder:
             _tidy(folder)
-            if file and Path(file).is_file() and not facts.get("ir_optim", True):
+            # Constants are folded in PIR whatever was asked.
+            if file and Path(file).is_file() and not facts.get("ir_optim", True) and not facts.get("pir", True):
                 kept = Path(folder) / f"program{Path(file).suffix}"
                 shutil.copyfile(file, kept)
                 return str(kept)

@@ -16,7 +16,7 @@ import numpy as np
 from whence import dtypes
 from whence.arrays import paddle as tensors
 from whence.capture.paddle_patch import Changes
-from whence.capture.paddle_programs import Matched, Program, natural
+from whence.capture.paddle_programs import FOLDED, Matched, Program, natural
 from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, look
 from whence.capture.session import Session
 from whence.records import Call, Ref
@@ -57,9 +57,9 @@ class _Frame:
         if parent is None:
             self.number, self.depth = "0", 0
         else:
+            parent.kids += 1
             self.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             self.depth = parent.depth + 1
-            parent.kids += 1
 
 
 class Root:
@@ -89,6 +89,7 @@ class Watched:
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None]] = {}
         self._stack: list[_Frame] = []
+        self._folds = False  # has a constant been seen that Paddle folded
         self._clear()
 
     def _clear(self) -> None:
@@ -289,7 +290,8 @@ class Watched:
             return False
         if self.program is not None and name in self.program.parameters:
             return True
-        if name.startswith("constant_folding@"):
+        if name.startswith(FOLDED):
+            self._folds = True
             return True
         return "inner_var" not in name and "block_arg" not in name and (self.program is None or not self.program.writes(name))
 
@@ -358,12 +360,15 @@ class Watched:
         names = (frame.op, id(block)) if frame.block else (frame.op, id(block), *frame.outputs, "", *frame.inputs)
         found = self._matches.get(names)
         if found is None:
-            op = program.operator(block, id(block), frame.op_type, None if frame.block else frame.params, list(frame.outputs))
+            params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
+            op = program.operator(block, id(block), frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
             found = self._matches[names] = (op, matched)
         frame.operator, frame.matched = found
         if frame.operator is not None:
             self._ran[id(frame.operator)] = frame
+        elif not frame.block:
+            program.moved(list(frame.inputs), list(frame.outputs))
 
     def _claim(self, frame: _Frame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are of the operator that made the list."""
