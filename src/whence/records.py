@@ -17,6 +17,8 @@ from whence.errors import ElementsMissing
 
 PATCHED = "patched from "
 """How the note of a call begins whose outputs another run's replaced on purpose."""
+PATCHED_AS = ", where it is called "
+"""How that note goes on where the other run calls it otherwise."""
 MEMORY_ORDER = "its elements may stand as a kernel library lays them out in memory"
 """The note of a call of a dump whose outputs may not be in the order that their shape says."""
 

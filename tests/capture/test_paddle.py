@@ -404,7 +404,7 @@ def test_what_only_torch_models_have_is_refused(models, tmp_path):
     text = """
     import whence
     made = pm.predictor(sys.argv[1], "legacy", {})
-    for options in ({"logits": True}, {"inject": "scale@x"}):
+    for options in ({"logits": True, "logits_module": "head"}, {"inject": "scale@x"}):
         try:
             with whence.capture(made, "run", **options):
                 pass
@@ -412,9 +412,38 @@ def test_what_only_torch_models_have_is_refused(models, tmp_path):
             print(error)
     """
     done = python(text, str(models), cwd=tmp_path)
-    assert "level logits takes what torch models return" in done.stdout and "inject plants faults in torch models only" in done.stdout
+    assert "logits_module names a module inside a torch model" in done.stdout and "inject plants faults in torch models only" in done.stdout
     assert not (tmp_path / "run").exists()
     assert issubclass(UsageError, Exception)
+
+
+LOGITS = """
+import paddle, whence
+made = pm.predictor(sys.argv[1], "model", {})
+with whence.capture(made, "predictor", logits=True):
+    pm.once(made, pm.fed("model"))
+layer = pm.layers()["model"]()
+layer.eval()
+with whence.capture(layer, "layer", logits=True):
+    layer(paddle.to_tensor(pm.fed("model")[0]))
+"""
+
+
+def test_level_logits_takes_what_goes_in_and_comes_out(models, tmp_path):
+    done = python(LOGITS, str(models), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("predictor", "layer"):
+        run = open_run(tmp_path / name)
+        (call,) = run.calls
+        kinds = [ref.slot.partition(".")[0] for ref in call.refs]
+        assert kinds == ["input", "output"]
+        assert run.records[call.slots("output")[0].record].shape == (2, 5, 64)
+        np.testing.assert_array_equal(run.array(call.slots("input")[0].record), pm_ids())
+    assert not (tmp_path / "predictor" / "paddle").exists()
+
+
+def pm_ids():
+    return np.arange(10).reshape(2, 5)
 
 
 # ---- layers
@@ -461,6 +490,7 @@ def test_layers_are_captured_bitwise_and_traced_ones_at_their_boundary(tmp_path,
     records = {r.slot: r.record for r in linear.refs}
     x, w, b = (run.array(records[slot]).astype(np.float64) for slot in ("input.0", "param.weight", "param.bias"))
     np.testing.assert_allclose(run.array(linear.slots("output")[0].record), x @ w + b, atol=1e-5)
+    assert (first[""].number, first["emb"].number, first["blocks.0"].number, first["blocks.0.n1"].number) == ("0", "1", "2", "2_1")
     up, down = first["blocks.0.up"], first["blocks.0.n2"]
     assert up.slots("input")[0].record == down.slots("output")[0].record
     norms = [c for c in sorted(run.calls, key=lambda c: c.order) if c.op_type == "BatchNorm2D"]

@@ -104,3 +104,15 @@ def test_nan_is_off():
 def test_what_rounding_makes_at_most():
     assert logits.most(U32) == pytest.approx(1000 * U32)
     assert (logits.most(U16), logits.most(2.0**-4), logits.most(0.0)) == (0.05, 0.625, math.inf)
+
+
+def test_what_a_proven_fault_reaches_measures_nothing_and_only_other_noise_explains_its_flips():
+    close = 0.02
+    figures = _figures([0.01] * 40, close=close)
+    assert {j.flip for j in logits.judged(figures, 0.0) if j.flip} == {"explained"}
+    alone = logits.judged(figures, 0.0, faulty=[U32] * 40)
+    assert {j.flip for j in alone if j.flip} == {"unexplained"}
+    assert alone[20].noise == pytest.approx(1000 * U32 * figures[20].scale)
+    measured = logits.judged(figures, 0.0, faulty=[0.0] * 20 + [U32] * 20)
+    assert {j.flip for j in measured if j.flip} == {"explained"}
+    assert measured[30].noise == pytest.approx(0.03, rel=0.2)

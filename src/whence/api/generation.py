@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TF32 = 2.0**-11
 _FAULTY = ("introduced", "param-diff", "structural", "precision")
+_WRONG = ("introduced", "structural")
 _BAD = ("unexplained", "off")
 _CLEAR = 1.5  # times what is allowed, from which on one token is more than a suspect
 _SEVERAL = 3
@@ -83,10 +84,10 @@ def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[C
     told = _Generated(reference, target)
     if not any(len(p.calls) > 1 for p in (*told.left, *told.right)):
         return None
-    found = told.judged((), logits_only=False)
+    reach = _Reach(result, calls)
+    found = told.judged((), logits_only=False, faulty=_faulty(result, reach))
     if not found.compared:
         return None
-    reach = _Reach(result, calls)
     led_to = _behind(found.tokens[found.suspect], told, result, reach) if found.suspect >= 0 else ""
     return msgspec.structs.replace(found, led_to=led_to, prompts=tuple(_with_no_effect(found, told, result, reach)))
 
@@ -118,7 +119,8 @@ class _Generated:
         places = (p for n in range(len(self.pairs)) for p in self._places(n)[0])
         return [p.figures.rel_logit_err for p in places if p.figures is not None]
 
-    def judged(self, again: Sequence[float], *, logits_only: bool) -> Generation:
+    def judged(self, again: Sequence[float], *, logits_only: bool, faulty: Collection[tuple[str, int]] = ()) -> Generation:
+        """Every token judged. faulty: (root, step) of calls of the reference that a proven fault reaches."""
         places: list[_At] = []
         lengths: list[tuple[int, int]] = []
         for n in range(len(self.pairs)):
@@ -129,7 +131,9 @@ class _Generated:
         places.sort(key=lambda p: order[id(p)])
         measured = [p for p in places if p.figures is not None]
         figures = [p.figures for p in measured if p.figures is not None]
-        said = {id(p): j for p, j in zip(measured, choice.judged(figures, self._roundoff(measured), again), strict=True)}
+        working = self._roundoff(measured, weights=False)
+        wrong = [working if self._of(p) in faulty else 0.0 for p in measured] if faulty else ()
+        said = {id(p): j for p, j in zip(measured, choice.judged(figures, self._roundoff(measured), again, wrong), strict=True)}
         tokens = tuple(self._token(p, said.get(id(p))) for p in places)
         prompts = tuple(self._prompted(n, tokens, lengths[n]) for n in range(len(self.pairs)))
         noise = [t.numbers.get("rel_logit_err") or 0.0 for t in tokens if t.verdict in ("noise", "explained", "sampled")]
@@ -144,6 +148,10 @@ class _Generated:
 
     def _forced(self) -> bool:
         return bool(self.runs[1].info.options.get("force_tokens"))
+
+    def _of(self, place: _At) -> tuple[str, int]:
+        call = self.runs[0].calls[self.left[self.pairs[place.pair].reference].scores[place.index].call]
+        return call.root, call.step
 
     def _moment(self, place: _At) -> tuple[int, int, int]:
         one = self.left[self.pairs[place.pair].reference]
@@ -196,8 +204,11 @@ class _Generated:
             out.append(_At(n, i, of_token(a, b), a.dtype == b.dtype and a.tobytes() == b.tobytes()))
         return out, lengths
 
-    def _roundoff(self, places: Iterable[_At]) -> float:
-        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise."""
+    def _roundoff(self, places: Iterable[_At], *, weights: bool = True) -> float:
+        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise.
+
+        weights: False leaves quantised parameters out, where both runs have the same.
+        """
         widths = [U32]
         for place in places:
             pair = self.pairs[place.pair]
@@ -206,9 +217,10 @@ class _Generated:
         for run in self.runs:
             for settings in align.settings_of(run).values():
                 kinds = settings.get("parameter_dtypes") or {}
-                if any(re.match(r"u?int\d|float[48]", str(kind)) for kind in kinds):
+                packed = [kind for kind in kinds if re.match(r"u?int\d|float[48]", str(kind))]
+                if packed and weights:
                     return 0.0
-                widths += [unit_roundoff(str(kind)) for kind in kinds]
+                widths += [unit_roundoff(str(kind)) for kind in kinds if kind not in packed]
                 if settings.get("matmul_precision", "highest") != "highest":
                     widths.append(_TF32)
         return max(widths)
@@ -365,6 +377,17 @@ class _Reach:
         """Name of a pair's call."""
         call = self._calls[self._pairs[pair].reference]
         return call.scope or call.root
+
+
+def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
+    """(root, step) of calls in which something computes wrongly: what their logits part by is no rounding."""
+    found: set[tuple[str, int]] = set()
+    proven = any(finding.confidence == "certain" for finding in result.findings)
+    for verdict in result.verdicts if proven else ():
+        if verdict.verdict in _WRONG and verdict.pair >= 0:
+            root, steps = reach.of(verdict.pair)
+            found.update((root, step) for step in steps)
+    return found
 
 
 def _behind(token: Token, told: _Generated, result: Comparison, reach: _Reach) -> str:

@@ -30,8 +30,8 @@ def check(options: CaptureOptions) -> None:
     for name, what in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
         if getattr(options, name):
             raise UsageError(f"{name} {what} torch models only; --patch replaces tensors of Paddle programs")
-    if options.level == "logits":
-        raise UsageError("level logits takes what torch models return; of Paddle choose with include and slots what is taken")
+    if options.logits_module:
+        raise UsageError("logits_module names a module inside a torch model; of Paddle the tensor as wide as the vocabulary is found")
 
 
 class Both:

@@ -241,10 +241,11 @@ class _Locating:
     def _explained(self, name: str, points: tuple[str, ...], run: Run, finding: Finding | None, remaining: tuple[str, ...]) -> Explained:
         from whence.align import NOT_SELECTED
         from whence.capture.points import parse_point
-        from whence.records import PATCHED
+        from whence.records import PATCHED, PATCHED_AS
 
         mine = [parse_point(p) for p in points]
-        calls = [c for c in run.calls if any(p.fits_call(c) for p in mine)]
+        other = {c.id: n.rpartition(PATCHED_AS)[2] for c in run.calls for n in c.notes if PATCHED in n and PATCHED_AS in n}
+        calls = [c for c in run.calls if any(p.fits(c.root, other.get(c.id, c.scope), c.step, c.occurrence) for p in mine)]
         noted = {n.scope for n in run.notes if n.kind == "patch"}
         # Calls that were not selected carry no note of their own.
         patched = [c for c in calls if any(PATCHED in n for n in c.notes) or (NOT_SELECTED in c.notes and (c.scope or c.root) in noted)]

@@ -17,8 +17,9 @@ import msgspec
 from whence import __version__, align
 from whence.api.paddle_calls import with_programs
 from whence.api.static_diff import Difference, blocks, face, operators, weights_beside, weights_seen
+from whence.capture.paddle_programs import DRAWS, FOLDED
 from whence.errors import UsageError
-from whence.readers import UNTOLD, Opened
+from whence.readers import TAKES, UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -218,7 +219,7 @@ def _changed(run: Run, calls: Mapping[int, Call]) -> Run:
 
 def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
     """Calls of a run -> operators of its program. root: only calls of this one."""
-    made = operators(program)
+    made = _unfolded(run, operators(program))
     writers: defaultdict[str, list[int]] = defaultdict(list)
     for call in made:
         for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
@@ -231,6 +232,21 @@ def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
             out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
         else:
             out |= _in_order(calls, made)
+    return out
+
+
+def _unfolded(run: Run, made: list[Call]) -> list[Call]:
+    """Operators of a program without those that rest on constants alone, where a run shows that Paddle folded them."""
+    if not any(ref.slot.startswith(f"param.{FOLDED}") for call in run.calls for ref in call.refs):
+        return made
+    constant: set[int] = set()
+    out = []
+    for call in made:
+        taken = call.slots("param") or any(note.startswith(TAKES) for note in call.notes)
+        if call.leaf and not taken and call.op_type not in DRAWS and all(ref.record in constant for ref in call.slots("input")):
+            constant.update(ref.record for ref in call.slots("output"))
+        else:
+            out.append(call)
     return out
 
 

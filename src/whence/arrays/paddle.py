@@ -58,7 +58,7 @@ def address(tensor: Any) -> int:
 
 
 def _is_blocked(tensor: Any) -> bool:
-    return bool(tensor.layout == _ONEDNN) and len(tensor.shape) > _PLAIN_AXES
+    return len(tensor.shape) > _PLAIN_AXES and bool(tensor.layout == _ONEDNN)
 
 
 def viewed(place: int, nbytes: int) -> Bytes:

@@ -22,14 +22,24 @@ def of_config(config: Any) -> dict[str, Any]:
     for name, getter in asked.items():
         if hasattr(config, getter):
             found[name] = getattr(config, getter)()
-    if str(config.prog_file()).endswith(".json"):
+    if files(config)[0].endswith(".json"):
         found["pir"] = True
     found["memory_optim"] = said(config, "memory_optim")
     return found
 
 
+def files(config: Any) -> tuple[str, str]:
+    """The files of its program and its weights; "" of those that were given in memory, whose bytes Paddle has in their place."""
+    return ("", "") if config.model_from_memory() else (str(config.prog_file()), str(config.params_file()))
+
+
 def said(config: Any, option: str) -> bool:
-    """Whether the summary of a config, the only place that tells some options, has this one on."""
+    """Whether the summary of a config, the only place that tells some options, has this one on.
+
+    False for a model in memory: the summary has its bytes in it, which are no text.
+    """
+    if config.model_from_memory():
+        return False
     for line in str(config.summary()).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if option in cells:

@@ -19,6 +19,7 @@ import msgspec
 from whence.arrays import host
 from whence.arrays import paddle as tensors
 from whence.capture import paddle_facts
+from whence.capture.guard import Guard, end_capture
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_runs import NO_PROGRAM
 from whence.capture.paddle_tensors import Tensors
@@ -81,6 +82,7 @@ class Listener:
         self.session, self.changes = session, changes
         self.active = False
         self._layer = layer
+        self._modules = session.options.level != "logits"  # else only what the outermost layer is given and returns
         self._local = _Thread()
         self._lock = threading.RLock()
         self._known: dict[int, tuple[Callable[[], Any], str, _Root]] = {}
@@ -171,17 +173,21 @@ class Listener:
 
     def _observe(self, previous: Callable[..., Any], layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         local = self._local
-        if local.busy:
+        if local.busy or (local.stack and not self._modules):
             return previous(layer, *inputs, **kwargs)
         frame: _Frame | None = None
         depth = len(local.stack)
-        with self._guard():
-            frame = self._enter(layer, inputs, kwargs)
+        try:
+            with self._guard():
+                frame = self._enter(layer, inputs, kwargs)
+        except BaseException:  # Ctrl-C while this code ran: a call that never began
+            del local.stack[depth:]
+            raise
         if frame is None:
             return previous(layer, *inputs, **kwargs)
         try:
             out = previous(layer, *inputs, **kwargs)
-        except BaseException as error:
+        except BaseException as error:  # of the program: recorded, and raised again
             with self._guard():
                 self._leave(frame, None, f"{type(error).__name__}: {error}"[:300], depth)
             raise
@@ -217,8 +223,8 @@ class Listener:
             session.begin_step(root.name)
         else:
             frame.root, frame.step, frame.depth = parent.root, parent.step, parent.depth + 1
-            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             parent.kids += 1
+            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
         counts = frame.root.counts
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
         frame.wanted = session.takes_all or session.selector.wants(scope, frame.op_type, frame.depth, frame.number, frame.step)
@@ -230,7 +236,8 @@ class Listener:
         frame.keep = session.elements_on
         if _is_traced(layer):
             frame.notes.append(TRACED)
-        self._take_parameters(frame, deep=_is_traced(layer))
+        if self._modules:
+            self._take_parameters(frame, deep=_is_traced(layer))
         given: list[tuple[str, Any]] = []
         for i, value in enumerate(inputs):
             _collect(value, f"input.{i}", given, frame.arguments)
@@ -250,7 +257,7 @@ class Listener:
             self.active = False
             return
         if frame.wanted and not error:
-            if frame.kids == 0 and TRACED not in frame.notes and any(True for _ in frame.layer.children()):
+            if self._modules and frame.kids == 0 and TRACED not in frame.notes and any(True for _ in frame.layer.children()):
                 # None of its children was called, so their parameters are its own.
                 frame.refs = [r for r in frame.refs if not r.slot.startswith("param.")]
                 self._take_parameters(frame, deep=True)
@@ -344,37 +351,13 @@ class Listener:
 
     # ---- never into the program
 
-    def _guard(self) -> _Guard:
-        return _Guard(self)
+    def _guard(self) -> Guard:
+        return Guard(self._lock, self._give_up, self._local)
 
-    def give_up(self, error: BaseException) -> None:
-        """Something of ours failed: the capture ends, the program goes on."""
+    def _give_up(self, error: BaseException) -> None:
         self.active = False
         self._local.stack.clear()
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = f" ({place.tb_frame.f_code.co_filename.rpartition('/')[2]}:{place.tb_lineno})" if place is not None else ""
-        self.session.fail(f"whence failed: {type(error).__name__}: {error}{where}")
-
-
-class _Guard:
-    """Holds the listener's lock and keeps it from listening to itself; what fails inside ends the capture and goes no further."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener, self._lock = listener, listener._lock
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._listener._local.busy = True
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._listener._local.busy = False
-        self._lock.release()
-        if isinstance(error, Exception):
-            self._listener.give_up(error)
-            return True
-        return False
+        end_capture(self.session, error)
 
 
 def _is_traced(layer: Any) -> bool:

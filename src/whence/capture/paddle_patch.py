@@ -10,7 +10,7 @@ from whence.arrays import paddle as tensors
 from whence.capture.points import parse_point
 from whence.capture.session import Session
 from whence.errors import WhenceError
-from whence.records import PATCHED, Call, Run
+from whence.records import PATCHED, PATCHED_AS, Call, Run
 
 _WRITES = "writes "
 
@@ -43,7 +43,8 @@ class Changes:
         """`wrote` of an operator: the reference's at the same place in the program, since variables of PIR may be numbered otherwise."""
         there = self._places.get((root, step, number, op_type))
         if there is not None:
-            return self.wrote(root, step, there.scope, there.occurrence, tensor)
+            note = self.wrote(root, step, there.scope, there.occurrence, tensor)
+            return f"{note}{PATCHED_AS}{there.scope}" if note and there.scope != name else note
         if self._types.get((root, step, name, occurrence), op_type) != op_type:
             return ""
         return self.wrote(root, step, name, occurrence, tensor)

@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import msgspec
 
 from whence.arrays import host
 from whence.capture import paddle_facts
+from whence.capture.guard import Guard, end_capture
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import Program
 from whence.capture.paddle_runs import Root, Watched, Words
 from whence.capture.paddle_tensors import FindExternal
 from whence.capture.session import Session
+from whence.errors import WhenceError
 
 ROOT = "model"
 """The root of the first predictor, as readers of logs call it."""
@@ -50,8 +53,10 @@ class Listener:
         self._roots: list[Root] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._cached: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._saved = 0
         self._begun = False
+        self._operators = session.options.level != "logits"  # else only what a predictor is given and returns
 
     # ---- installing
 
@@ -70,6 +75,7 @@ class Listener:
             return
         self._wrap(inference.Predictor, "clone", self._clone)
         self._wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
+        self._wrap(inference.Config, "set_model_buffer", self._set_buffer)
         self._wrap(inference, "create_predictor", self._create)
         paddle.base.core.create_predictor = inference.create_predictor
         self._undo.append((paddle.base.core, "create_predictor", inference.create_predictor, self._undo[-1][3]))
@@ -109,20 +115,18 @@ class Listener:
 
     def _create(self, previous: Callable[..., Any], config: Any) -> Any:
         facts: dict[str, Any] = {}
-        folder = ""
+        folder, files, spare = "", ("", ""), config
         with self._guard():
-            facts = paddle_facts.of_config(config)
-            folder = self._prepare(config)
+            facts, files = paddle_facts.of_config(config), paddle_facts.files(config)
+            spare = type(config)(config)  # one config makes one predictor, be it that it fails
+            folder = self._prepare(config, files[1])
         try:
             predictor = previous(config)
-        except Exception:
+        except Exception:  # what Paddle raises has many types; that we have it save the program may be the reason
             if not folder:
                 raise
-            config.enable_save_optim_model(False)
-            config.set_optim_cache_dir("")
-            predictor = previous(config)  # raises what the program would have seen
+            predictor = previous(spare)  # raises what the program would have seen
         with self._guard():
-            files = (str(config.prog_file()), str(config.params_file()))
             self._adopt(predictor, facts, files, folder=folder, saved=self._cached.get(config, ""))
         return predictor
 
@@ -141,6 +145,12 @@ class Listener:
             self._cached[config] = folder
         return previous(config, folder)
 
+    def _set_buffer(self, previous: Callable[..., Any], config: Any, *given: Any, **named: Any) -> Any:
+        with self._guard():
+            sizes = [len(held) for held in (*given, *named.values()) if isinstance(held, (bytes, str))]
+            self._buffers[config] = sum(sizes)
+        return previous(config, *given, **named)
+
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
         watched: Watched | None = None
         with self._guard():
@@ -151,7 +161,7 @@ class Listener:
             return previous(predictor, *args, **kwargs)
         try:
             out = previous(predictor, *args, **kwargs)
-        except BaseException as error:
+        except BaseException as error:  # of the program: recorded, and raised again
             with self._guard():
                 watched.end(predictor, None, f"{type(error).__name__}: {error}"[:300])
             raise
@@ -213,8 +223,9 @@ class Listener:
         ref = weakref.ref(predictor, gone)
         root.holder = ref
         self._watched[place] = (ref, cell)
-        predictor.register_input_hook(_hook(self, cell, Watched.reads))
-        predictor.register_output_hook(_hook(self, cell, Watched.wrote))
+        if self._operators:
+            predictor.register_input_hook(_hook(self, cell, Watched.reads))
+            predictor.register_output_hook(_hook(self, cell, Watched.wrote))
         return watched
 
     def _root(self, file: str) -> Root:
@@ -227,23 +238,37 @@ class Listener:
 
     def _settings(self, watched: Watched) -> None:
         settings = paddle_facts.versions() | watched.facts
+        kinds = self._kinds(watched)
+        if kinds:
+            settings["parameter_dtypes"] = kinds
         if watched.saved_program and self._folder:
             settings["program"] = os.path.relpath(watched.saved_program, self._folder)
         self.session.note("settings", msgspec.json.encode(settings).decode(), watched.root.name)
-        if watched.program is None:
+        if watched.program is None and self._operators:
             why = "attributes and the order of operands are not known: no program was saved for it"
             self.session.note("program", why, watched.root.name)
 
+    def _kinds(self, watched: Watched) -> dict[str, int]:
+        """How many parameters of each dtype the user's program has: passes fold quantised ones into others."""
+        file = watched.files[0] if Path(watched.files[0]).is_file() else watched.saved_program
+        if not file:
+            return {}
+        try:
+            described = self.words.describe(file)
+        except WhenceError:  # as Paddle reads it, it is a program of another version
+            return {}
+        found = Counter(variable.dtype for variable in described.parameters.values())
+        return {dtype: count for dtype, count in found.items() if dtype not in ("", "bool", "int64")}  # tables of indices
+
     # ---- programs
 
-    def _prepare(self, config: Any) -> str:
+    def _prepare(self, config: Any, weights: str) -> str:
         """Have the predictor save its program after passes into the run; "" where the user has its own way of saving, or room is short."""
-        if not self._folder or config.model_from_memory() or self._cached.get(config):
+        if not self._operators or not self._folder or self._cached.get(config):
             return ""
         if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(config, "use_optimized_model"):
             return ""
-        weights = Path(config.params_file())
-        size = weights.stat().st_size if weights.is_file() else 0
+        size = self._buffers.get(config, 0) or (Path(weights).stat().st_size if Path(weights).is_file() else 0)
         if shutil.disk_usage(self._folder).free < _ROOM * size:
             self.session.note("program", f"not saved: Paddle writes the weights along, {size} bytes, and the disk has no room")
             return ""
@@ -258,7 +283,7 @@ class Listener:
     def _kept(self, folder: str, saved: str, file: str, facts: dict[str, Any]) -> str:
         """The file of the program that runs, "" when there is none.
 
-        Saved for us, saved by the user, or the user's own where no passes ran.
+        Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none without parameters.
         """
         for where in filter(None, (folder, saved)):
             for name in ("_optimized.json", "_optimized.pdmodel"):
@@ -272,7 +297,8 @@ class Listener:
                     return str(kept)
         if folder:
             _tidy(folder)
-            if file and Path(file).is_file() and not facts.get("ir_optim", True):
+            # Constants are folded in PIR whatever was asked.
+            if file and Path(file).is_file() and not facts.get("ir_optim", True) and not facts.get("pir", True):
                 kept = Path(folder) / f"program{Path(file).suffix}"
                 shutil.copyfile(file, kept)
                 return str(kept)
@@ -280,34 +306,13 @@ class Listener:
 
     # ---- never into the program
 
-    def _guard(self) -> _Guard:
-        return _Guard(self)
+    def _guard(self) -> Guard:
+        return Guard(self._lock, self.give_up)
 
     def give_up(self, error: BaseException) -> None:
         """Something of ours failed: the capture ends, the program goes on."""
         self.active = False
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place is not None else ""  # noqa: PTH119
-        self.session.fail(f"whence failed: {type(error).__name__}: {error}{where}")
-
-
-class _Guard:
-    """Holds the listener's lock; what fails inside ends the capture and goes no further."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener, self._lock = listener, listener._lock
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._lock.release()
-        if isinstance(error, Exception):
-            self._listener.give_up(error)
-            return True
-        return False
+        end_capture(self.session, error)
 
 
 def _hook(listener: Listener, cell: list[Watched], method: Callable[[Watched, str, str, Any], None]) -> Callable[[str, str, Any], None]:
@@ -324,7 +329,7 @@ def _hook(listener: Listener, cell: list[Watched], method: Callable[[Watched, st
                 method(watched, op, name, tensor)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the predictor
             listener.give_up(error)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - a Ctrl-C in here: raised when the predictor has returned
             watched.interrupted = error
 
     return hook

@@ -11,6 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+FOLDED = "constant_folding@"
+"""How the names of constants begin that Paddle made of others when it loaded the program."""
+
+DRAWS = (
+    "uniform", "gaussian", "randint", "randperm", "bernoulli", "truncated_gaussian_random", "seed", "uniform_random", "gaussian_random",
+)  # fmt: skip
+"""Operators that make another constant each time."""
+
 _NUMBER = re.compile(r"(\d+)")
 _VALUE = re.compile(r"%(-?\d+)")
 
@@ -83,26 +91,49 @@ class Program:
                 self._makers[variable.name] = op
                 self._writers.setdefault(variable.name, []).append(op)
         self._places: dict[Any, int] = {}
+        self._constant = _of_constants(described.operators)
+        self._before: dict[str, str] = {}
 
-    def operator(self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str]) -> Any:
+    def operator(
+        self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str], *,
+        inputs: Iterable[str] = (), folded: bool = False,
+    ) -> Any:  # fmt: skip
         """The operator that a hook speaks of, None where the program has none: passes that come later put operators in.
 
         block: the operator whose block it runs in, None for the outermost; key: of that block, for the place in it. parameters: raw
-        names of those it read, None where hooks show more than it reads itself. Operators are asked for in the order of execution.
+        names of those it read, None where hooks show more than it reads itself. folded: what rests on constants alone does not run:
+        Paddle folds it after it has saved the program. inputs: the hooks' names of what it read and is no parameter: an operator that
+        reads something else is another one, be it of the same type (passes that come later put changes of layout in). Operators are
+        asked for in the order of execution.
         """
         if self._legacy:
             writers = [op for name in outputs for op in self._writers.get(name, ()) if self._plain(op.op_type) == op_type]
             return writers[0] if writers else None
         operators = self._described.operators if block is None else block.inside
         wanted = None if parameters is None else {name for name in parameters if name in self.parameters}
+        given, passed = {self._before.get(name, name) for name in inputs}, False
         for place in range(self._places.get(key, 0), len(operators)):
             op = operators[place]
-            if self._plain(op.op_type) != op_type:
+            if self._plain(op.op_type) != op_type or (folded and id(op) in self._constant):
+                continue
+            known = self._known(op) if given else set()
+            if not known <= given or (passed and not known):
+                passed = True
                 continue
             if wanted is None or {v.name for _, v in op.inputs if v.persistable} == wanted:
                 self._places[key] = place + 1
                 return op
         return None
+
+    def moved(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """An operator that the program does not have ran; where it has one input and one output, it changed the layout."""
+        if len(inputs) == len(outputs) == 1:
+            self._before[outputs[0]] = self._before.get(inputs[0], inputs[0])
+
+    def _known(self, op: Any) -> set[str]:
+        """The hooks' names of what an operator reads, as far as they are known; of lists hooks show nothing."""
+        operands = [v.name for slot, v in op.inputs if not v.persistable and "." not in slot]
+        return {self._names.get(name, name) for name in operands if name in self._names or not name.startswith("%")}
 
     def listed(self, op: Any) -> int:
         """How many tensors are in the list that an operator makes, 0 when it makes none."""
@@ -117,6 +148,11 @@ class Program:
         self.wrote(op, outputs)
         operands = [v.name for _, v in op.inputs if not v.persistable]
         self._learn(operands, inputs)
+        told = {self._names.get(operand, operand) for operand in operands}
+        rest = [name for name in inputs if name not in told]
+        unnamed = [operand for operand in operands if operand not in self._names and _VALUE.fullmatch(operand)]
+        if len(rest) == len(unnamed) == 1:  # one that Paddle computes once where the program has it twice
+            self._names[unnamed[0]] = rest[0]
         placed = tuple(name if (name := self._names.get(operand, operand if self._legacy else "")) or operand.startswith("%") else operand
                        for operand in operands)  # fmt: skip
         back = {self._names[operand]: operand for operand in operands if operand in self._names}
@@ -139,6 +175,17 @@ class Program:
         free = sorted((n for n in names if n not in known and n not in variables), key=natural)
         if len(ids) == len(free):
             self._names.update(zip(ids, free))
+
+
+def _of_constants(operators: Iterable[Any]) -> set[int]:
+    """Ids of the outermost operators that rest on constants of the program alone."""
+    found: set[int] = set()
+    made: set[str] = set()
+    for op in operators:
+        if not op.inside and op.op_type not in DRAWS and all(variable.name in made for _, variable in op.inputs):
+            found.add(id(op))
+            made.update(variable.name for _, variable in op.outputs)
+    return found
 
 
 def _walk(operators: Iterable[Any]) -> Iterator[Any]:

@@ -16,8 +16,8 @@ import numpy as np
 from whence import dtypes
 from whence.arrays import paddle as tensors
 from whence.capture.paddle_patch import Changes
-from whence.capture.paddle_programs import Matched, Program, natural
-from whence.capture.paddle_tensors import FindExternal, Look, Tensors, look
+from whence.capture.paddle_programs import FOLDED, Matched, Program, natural
+from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, look
 from whence.capture.session import Session
 from whence.records import Call, Ref
 
@@ -57,9 +57,9 @@ class _Frame:
         if parent is None:
             self.number, self.depth = "0", 0
         else:
+            parent.kids += 1
             self.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
             self.depth = parent.depth + 1
-            parent.kids += 1
 
 
 class Root:
@@ -89,11 +89,13 @@ class Watched:
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None]] = {}
         self._stack: list[_Frame] = []
+        self._folds = False  # has a constant been seen that Paddle folded
         self._clear()
 
     def _clear(self) -> None:
         self._stack.clear()
         self._named: dict[str, tuple[int, bytes]] = {}
+        self._there: dict[str, Seen | None] = {}
         self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
         self._ended: list[_Frame] = []
         self._ran: dict[int, _Frame] = {}
@@ -223,6 +225,7 @@ class Watched:
         if not top.wanted or not self.session.selector.slots("output"):
             top.outputs[name] = (-1, "")
             self._named[name] = (-1, b"")
+            self._there.pop(name, None)
             return
         top.outputs[name] = self._taken(tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order)
 
@@ -236,13 +239,16 @@ class Watched:
             top.outputs[name] = (number, "")
 
     def _read(self, name: str, tensor: Any, top: _Frame) -> tuple[int, str]:
+        before = self._there.get(name)
+        if before is not None and self.tensors.unmoved(before, tensor, top.order):
+            return before.record, "content"
         seen = look(tensor)
         if seen.why:
             return self.session.unreadable(seen.dtype, seen.shape, seen.why), ""
         digest = seen.digest()
         told = self._named.get(name)
         if told is not None and told[1] == digest and told[0] >= 0:
-            self.tensors.remember(seen, digest, told[0], top.order)
+            self._there[name] = self.tensors.remember(seen, digest, told[0], top.order)
             return told[0], "content"
         number = self.tensors.known(seen, digest, top.order)
         edge = "content"
@@ -256,7 +262,7 @@ class Watched:
             number = self.tensors.record(
                 tensor, seen, digest, scope=plain, slot=f"input.{plain}", op_type=top.op_type, keep=top.keep
             )  # fmt: skip
-            self.tensors.remember(seen, digest, number, top.order)
+            self._there[name] = self.tensors.remember(seen, digest, number, top.order)
             edge = ""
         self._named[name] = (number, digest)
         return number, edge
@@ -265,6 +271,7 @@ class Watched:
         self, value: Any, seen: Look, name: str, slot: str, op_type: str, scope: str, top: _Frame, *, since: int | None = None
     ) -> tuple[int, str]:  # fmt: skip
         """A tensor that this call made, or that the root was given. since: known again when a call from there on has seen it."""
+        self._there.pop(name, None)
         if seen.why:
             number = self.session.unreadable(seen.dtype, seen.shape, seen.why)
             self._named[name] = (number, b"")
@@ -274,7 +281,7 @@ class Watched:
         edge = "content" if known is not None else ""
         if known is None:
             known = self.tensors.record(value, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep)
-            self.tensors.remember(seen, digest, known, top.order)
+            self._there[name] = self.tensors.remember(seen, digest, known, top.order)
         self._named[name] = (known, digest)
         return known, edge
 
@@ -283,7 +290,8 @@ class Watched:
             return False
         if self.program is not None and name in self.program.parameters:
             return True
-        if name.startswith("constant_folding@"):
+        if name.startswith(FOLDED):
+            self._folds = True
             return True
         return "inner_var" not in name and "block_arg" not in name and (self.program is None or not self.program.writes(name))
 
@@ -349,15 +357,18 @@ class Watched:
         block = frame.parent.operator if frame.parent.parent is not None else None
         if frame.operator is not None or (frame.parent.parent is not None and block is None and not program.named):
             return
-        names = (frame.op, id(block)) if frame.block else (frame.op, id(block), *sorted(frame.outputs), *sorted(frame.inputs))
+        names = (frame.op, id(block)) if frame.block else (frame.op, id(block), *frame.outputs, "", *frame.inputs)
         found = self._matches.get(names)
         if found is None:
-            op = program.operator(block, id(block), frame.op_type, None if frame.block else frame.params, list(frame.outputs))
+            params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
+            op = program.operator(block, id(block), frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
             found = self._matches[names] = (op, matched)
         frame.operator, frame.matched = found
         if frame.operator is not None:
             self._ran[id(frame.operator)] = frame
+        elif not frame.block:
+            program.moved(list(frame.inputs), list(frame.outputs))
 
     def _claim(self, frame: _Frame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are of the operator that made the list."""
@@ -392,11 +403,12 @@ class Watched:
         names = [self._plain(name) for name in outputs]
         scope = names[0] if names else frame.op_type
         layer = str(getattr(frame.operator, "scope", "") or "")
-        self._scopes.setdefault(self._key(frame), (scope, layer))
-        if not session.takes_all and frame.wanted:
-            frame.wanted = self._wants(scope, layer, frame)
+        if not session.takes_all:
+            self._scopes.setdefault(self._key(frame), (scope, layer))
             if frame.wanted:
-                self._take_later(frame)
+                frame.wanted = self._wants(scope, layer, frame)
+                if frame.wanted:
+                    self._take_later(frame)
         refs: list[Ref] = []
         if frame.wanted:
             refs = self._inputs(frame)
@@ -439,22 +451,24 @@ class Watched:
         left = {name: seen for name, seen in frame.inputs.items() if seen[0] >= 0}
         place = 0
         if frame.matched is not None:
-            makers = dict(frame.matched.makers)
+            makers = dict(frame.matched.makers) if frame.matched.makers else {}
             for k, name in enumerate(frame.matched.inputs):
                 seen = frame.inputs.get(name) if name else None
                 if seen is None and name in self._named:
                     seen = (self._named[name][0], "content")
-                if seen is None and (maker := self._ran.get(id(makers.get(k)))) is not None and len(maker.outputs) == 1:
+                if seen is None and makers and (maker := self._ran.get(id(makers.get(k)))) is not None and len(maker.outputs) == 1:
                     seen = (next(iter(maker.outputs.values()))[0], "content")
                 if seen is not None and seen[0] >= 0:
                     refs.append(Ref(f"input.{place}", *seen))
                     left.pop(name, None)
                     place += 1
-        for name in sorted(left, key=natural):
+        for name in sorted(left, key=natural) if len(left) > 1 else left:
             refs.append(Ref(f"input.{place}", *left[name]))
             place += 1
-        taken: Counter[str] = Counter()
         params = list(frame.params)
+        if not params:
+            return refs
+        taken: Counter[str] = Counter()
         if len(params) > 1:
             ordered = [v.name for _, v in frame.operator.inputs] if frame.operator is not None else []
             params.sort(key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n))

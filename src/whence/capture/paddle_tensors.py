@@ -24,12 +24,12 @@ _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
 
 
 class Seen:
-    """A tensor that was recorded. touched: the number of the call that saw it last."""
+    """A tensor that was recorded. key: address, dtype and shape; touched: the number of the call that saw it last."""
 
-    __slots__ = ("digest", "record", "touched")
+    __slots__ = ("digest", "key", "nbytes", "record", "touched")
 
-    def __init__(self, record: int, digest: bytes, touched: int) -> None:
-        self.record, self.digest, self.touched = record, digest, touched
+    def __init__(self, record: int, digest: bytes, key: tuple[int, str, tuple[int, ...]], nbytes: int, touched: int) -> None:
+        self.record, self.digest, self.key, self.nbytes, self.touched = record, digest, key, nbytes, touched
 
 
 class Held(NamedTuple):
@@ -58,7 +58,7 @@ class Look(NamedTuple):
 
 def look(tensor: Any) -> Look:
     """The form of a tensor and its bytes, copied only where they do not lie plainly in host memory."""
-    shape, name = tuple(tensor.shape), paddle.dtype_name(tensor)
+    shape, name = tuple(tensor.shape), paddle.named(tensor.dtype)
     why = "" if name and tensor._is_initialized() and tensor.is_dense() else paddle.unreadable(tensor)
     if why:
         return Look(name or str(tensor.dtype), shape, 0, 0, None, why)
@@ -90,22 +90,34 @@ class Tensors:
         found.touched = order
         return found.record
 
-    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> None:
-        """These bytes at this place are this record from now on."""
-        if seen.place:
-            self._placed[seen.place, seen.dtype, seen.shape] = Seen(record, digest, order)
+    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> Seen | None:
+        """These bytes at this place are this record from now on. Returns what `unmoved` asks; None for bytes without a place."""
+        if not seen.place:
+            return None
+        key = seen.place, seen.dtype, seen.shape
+        made = self._placed[key] = Seen(record, digest, key, seen.nbytes, order)
+        return made
+
+    def unmoved(self, before: Seen, tensor: Any, order: int) -> bool:
+        """Does a variable still lie where it was seen, with the same bytes? Then it is remembered as `remember` would."""
+        if tensor.data_ptr() != before.key[0] or host.digest_at(before.key[0], before.nbytes) != before.digest:
+            return False
+        before.touched = order
+        self._placed[before.key] = before
+        return True
 
     def record(
         self, tensor: Any, seen: Look, digest: bytes, *, scope: str, slot: str, op_type: str, keep: bool | None = None,
         external: External | None = None,
     ) -> int:  # fmt: skip
         """A new record of a readable tensor."""
-        data = seen.data if seen.data is not None else paddle.viewed(seen.place, seen.nbytes)
-        place = getattr(tensor, "place", None)
+        data = seen.data if seen.data is not None or seen.place else paddle.viewed(0, 0)
+        # What is read where it lies, lies in host memory.
+        place = None if seen.place else getattr(tensor, "place", None)
         device = "cpu" if place is None or place.is_cpu_place() else str(place)[6:-1]
         return self._session.record(
             seen.dtype, seen.shape, data, digest, scope=scope, slot=slot, op_type=op_type, value=tensor, device=device,
-            address=seen.place if seen.data is None else 0, keep=keep, external=external,
+            address=seen.place if seen.data is None else 0, nbytes=seen.nbytes, keep=keep, external=external,
         )  # fmt: skip
 
     def sight(

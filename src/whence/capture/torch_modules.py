@@ -24,6 +24,7 @@ import torch
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture import torch_ranks, torch_settings
+from whence.capture.guard import end_capture
 from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, inside, is_compilers
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
@@ -283,11 +284,7 @@ class Listener:
     def _give_up(self, error: Exception) -> None:
         self.active = False
         self._local.stack.clear()
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = f" ({place.tb_frame.f_code.co_filename.rpartition('/')[2]}:{place.tb_lineno})" if place is not None else ""
-        self.session.fail(f"whence failed: {type(error).__name__}: {error}{where}")
+        end_capture(self.session, error)
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
         session = self.session

@@ -9,11 +9,9 @@ What exact names pair is left out; numbers are written {i}; calls without a part
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from whence.errors import OutputExists, StoreFailed
+from whence.cli._output import check_output, leave
 
 
 @click.command("align", help=__doc__)
@@ -26,15 +24,7 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     """Words -> `api.face` -> `report.plan_map`."""
     from whence import api, report
 
-    if output is not None and Path(output).exists() and not force:
-        raise OutputExists(f"{output} exists; --force replaces it, or choose another -o")
+    check_output(output, force=force)
     aligned = api.face(reference, target, mapping=chart)
-    text = report.plan_map(aligned.as_said(), aligned.reference, aligned.target)
-    if output is None:
-        click.echo(text, nl=False)
-        return 0
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreFailed(f"cannot write {output}: {error.strerror or error}") from error
+    leave(report.plan_map(aligned.as_said(), aligned.reference, aligned.target), output)
     return 0

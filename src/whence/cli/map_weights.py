@@ -13,11 +13,9 @@ each other.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from whence.errors import OutputExists, StoreFailed
+from whence.cli._output import check_output, leave
 
 
 @click.command("map-weights", help=__doc__)
@@ -30,17 +28,9 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     """Words -> `api.map_weights` -> `report.weights_map` -> exit code."""
     from whence import api, report
 
-    if output is not None and Path(output).exists() and not force:
-        raise OutputExists(f"{output} exists; --force replaces it, or choose another -o")
+    check_output(output, force=force)
     found = api.map_weights(reference, target, mapping=chart)
-    text = report.weights_map(found)
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        try:
-            Path(output).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise StoreFailed(f"cannot write {output}: {error.strerror or error}") from error
+    leave(report.weights_map(found), output)
     if any(w.state == "differs" for w in found.pairs):
         return 1
     return 2 if found.only_reference or found.only_target or any(w.state != "equal" for w in found.pairs) else 0

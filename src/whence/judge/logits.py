@@ -44,11 +44,15 @@ def most(unit_roundoff: float) -> float:
     return LIMITS.otherwise * unit_roundoff if unit_roundoff <= U32 else max(_MOST_16, 10 * unit_roundoff)
 
 
-def judged(figures: Sequence[LogitFigures], unit_roundoff: float, again: Sequence[float] = ()) -> list[Judged]:
+def judged(
+    figures: Sequence[LogitFigures], unit_roundoff: float, again: Sequence[float] = (), faulty: Sequence[float] = ()
+) -> list[Judged]:
     """Judge tokens in the order in which they were made; every one with the same tokens before it in both runs.
 
     unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing (quantised). again: relative errors of
-    logits between runs of the reference, which noise is then at least.
+    logits between runs of the reference, which noise is then at least. faulty: 0, or for a token whose logits a proven fault
+    reaches the unit roundoff of its arithmetic: such a token measures nothing, and only what was measured elsewhere, or else
+    what rounding makes at most, explains another choice.
     """
     ceiling = most(unit_roundoff)
     errors = [f.rel_logit_err for f in figures]
@@ -65,9 +69,13 @@ def judged(figures: Sequence[LogitFigures], unit_roundoff: float, again: Sequenc
         lasts = len(ahead) == _WINDOW and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else alone
         off = bool(one.nonfinite) or lasts or not error <= limit
-        if not off and error > 0:
+        fault = faulty[n] if faulty else 0.0
+        if not off and not fault and error > 0:
             measured.append(error)
-        rounding = max(error, usual or 0.0) if not off else usual if usual is not None else ceiling
+        if off or fault:
+            rounding = usual if usual is not None else most(fault) if fault else ceiling
+        else:
+            rounding = max(error, usual or 0.0)
         noise = rounding * one.scale if math.isfinite(rounding) else None
         score = math.inf if one.nonfinite or math.isnan(error) else error / limit
         if one.agree:

@@ -160,9 +160,9 @@ def program(
     )  # fmt: skip
 
 
-def is_known(op_type: str) -> bool:
-    """Can calls of this operator be replayed?"""
-    return op_type in _KNOWN
+def known() -> tuple[str, ...]:
+    """Operators whose calls can be replayed."""
+    return tuple(_KNOWN)
 
 
 # ---- products
@@ -224,13 +224,17 @@ def _fused_matmul(w: _Writer) -> _Value:
 
 def _unscaled(w: _Writer) -> None:
     """Raises ReplayRefused for the int8 form of an operator of oneDNN."""
-    scales = (w.attribute(name, default=1.0) for name in ("scale_x", "scale_y", "scale_out", "scale_in", "fused_output_scale"))
+    scales = (w.attribute(name, default=1.0) for name in ("scale_x", "scale_y", "scale_out", "scale_in"))
     if w.attribute("force_fp32_output", default=False) or any(s != 1.0 for s in scales):
         raise ReplayRefused(f"{w.op_type}: with scales of quantised tensors it is not known to whence")
 
 
 def _activated(w: _Writer, value: _Value, name: str) -> _Value:
-    """A value through the activation that was fused behind it."""
+    """A value through the activation that was fused behind it, and the factor behind that."""
+    return _times(w, _active(w, value, name), w.number("fused_output_scale", default=1.0))
+
+
+def _active(w: _Writer, value: _Value, name: str) -> _Value:
     alpha, beta = w.number("fuse_alpha", default=0.0), w.number("fuse_beta", default=0.0)
     if name in ("", "identity", "none"):
         return value
@@ -444,9 +448,10 @@ def _reduced(name: str) -> Callable[[_Writer], _Value]:
         if w.attribute("reduce_all", default=False) or not axes:
             axes = list(range(rank))
         keep = bool(w.attribute("keep_dim", "keepdim", default=False))
-        if name == "sum.dim_IntList" and w.attribute("dtype", "out_dtype", default=-1) in ("float64", 6):
-            raise ReplayRefused(f"{w.op_type}: into another dtype it is not known to whence")
-        return w.do(name, w("X", 0), axes, keep)
+        value, wide = w("X", 0), w.attribute("dtype", "out_dtype", default=-1)
+        if name == "sum.dim_IntList" and wide in ("float64", 6):  # the others it takes are those of what it reads
+            value = w.do("to.dtype", value, {"dtype": "float64"})
+        return w.do(name, value, axes, keep)
 
     return write
 
@@ -501,13 +506,22 @@ def _group_norm(w: _Writer) -> _Value:
 
 
 def _cumsum(w: _Writer) -> _Value:
-    if any(w.attribute(name, default=False) for name in ("exclusive", "reverse", "flatten")):
+    if any(w.attribute(name, default=False) for name in ("exclusive", "reverse")):
         raise ReplayRefused("cumsum: exclusive or reversed it is not known to whence")
+    if w.attribute("flatten", default=False):
+        return w.do("cumsum.default", w.do("reshape.default", w("X", 0), [-1]), 0)
     return w.do("cumsum.default", w("X", 0), w.whole("axis", "input.1", default=-1))
 
 
 def _argmax(name: str) -> Callable[[_Writer], _Value]:
-    return lambda w: w.do(f"{name}.default", w("X", 0), w.whole("axis", "input.1"), bool(w.attribute("keepdims", default=False)))
+    def write(w: _Writer) -> _Value:
+        keep = bool(w.attribute("keepdims", default=False))
+        if not w.attribute("flatten", default=False):
+            return w.do(f"{name}.default", w("X", 0), w.whole("axis", "input.1"), keep)
+        found = w.do(f"{name}.default", w.do("reshape.default", w("X", 0), [-1]), 0, keep)
+        return w.do("reshape.default", found, [1] * len(w.shape("X", 0))) if keep else found
+
+    return write
 
 
 # ---- rows, shapes
@@ -556,8 +570,12 @@ def _slice(w: _Writer) -> _Value:
     if not len(axes) == len(starts) == len(ends) == len(steps):
         raise ReplayRefused(f"{w.op_type}: its limits are tensors")
     for axis, start, end, step in zip(axes, starts, ends, steps):
-        if step < 1:
-            raise ReplayRefused(f"{w.op_type}: backwards it is not known to whence")
+        if step < 0:
+            taken = range(shape[axis])[start : None if end < -shape[axis] else end : step]
+            if len(taken):
+                value = w.do("flip.default", w.do("slice.Tensor", value, axis, taken[-1], taken[0] + 1, -step), [axis])
+                continue
+            start, end, step = 0, 0, 1
         value = w.do("slice.Tensor", value, axis, start, min(end, shape[axis]), step)
     for axis in sorted(w.integers("decrease_axis", default=[]), reverse=True):
         value = w.do("squeeze.dim", value, axis)
@@ -595,8 +613,20 @@ def _split(w: _Writer) -> dict[str, _Value]:
     return many if len(sizes) > 1 else {"Out": {"op": [at, 0]}, "0": {"op": [at, 0]}}
 
 
+def _unbind(w: _Writer) -> dict[str, _Value]:
+    axis, shape = w.whole("axis", default=0), w.shape("X" if "X" in w.given else "input", 0)
+    at = axis % len(shape)
+    made = [w.do("clone.default", w.do("select.int", w("X" if "X" in w.given else "input", 0), at, i)) for i in range(shape[at])]
+    return {f"{slot}.{i}": one for slot in ("Out", "0") for i, one in enumerate(made)}
+
+
 def _gather(w: _Writer) -> _Value:
-    index, axis = w.operand("Index", 1), w.whole("axis", "dim", "input.2", default=0)
+    axis = w.whole("axis", "dim", "input.2", default=0)
+    if not w.has("Index", 1):  # a number of the program
+        picked = w.integers("input.1")
+        parts = [w.do("slice.Tensor", w("X", 0), axis, at, at + 1) for at in picked]
+        return w.do("cat.default", parts, axis)
+    index = w.operand("Index", 1)
     read = w.read(index)
     if len(index.shape) != 1:
         read = w.do("reshape.default", read, [math.prod(index.shape)])
@@ -686,7 +716,7 @@ _COMPARED = {
 _UNARY = (
     "relu", "relu6", "silu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "square", "abs", "log", "log2", "log10", "log1p", "expm1", "erf",
     "mish", "floor", "ceil", "round", "sin", "cos", "tan", "reciprocal", "logical_not", "sign", "asin", "acos", "atan", "sinh", "cosh",
-    "isnan", "isinf", "isfinite",
+    "isnan", "isinf", "isfinite", "bitwise_not",
 )  # fmt: skip
 _AS_IT_IS = ("assign", "onednn_to_paddle_layout", "transfer_layout", "share_data", "memcpy", "memcpy_h2d", "memcpy_d2h", "contiguous")
 _REDUCED = {
@@ -719,6 +749,7 @@ _KNOWN: dict[str, Callable[[_Writer], Any]] = {
     **dict.fromkeys(("split", "split_with_num"), _split),
     **dict.fromkeys(("expand", "expand_v2", "expand_as", "expand_as_v2"), _expand),
     **dict.fromkeys(("gather", "index_select"), _gather),
+    "unbind": _unbind,
     **dict.fromkeys(("flash_attn", "memory_efficient_attention"), _flash),
     "sum": _sum, "add_n": _add_n, "fused_matmul": _fused_matmul, "mul": _mul, "fc": _fc, "fused_gemm_epilogue": _gemm_epilogue,
     "linear": _linear, "linear_v2": _linear, "addmm": _addmm, "pool2d": _pool, "scale": _scale, "pow": _pow, "gelu": _gelu,
