@@ -1,6 +1,7 @@
 """`whence compare` from outside: exit codes, formats, files, errors."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -58,6 +59,19 @@ def test_json_and_csv(runs, capsys):
     code, out, _ = call(capsys, "ref", "bad", "--format", "json")
     assert (code, json.loads(out)["status"]) == (1, "different")
     assert call(capsys, "ref", "bad", "--format", "csv")[1].startswith("verdict,name,op_type,")
+
+
+def test_what_build_machines_read(runs, capsys):
+    assert call(capsys, "ref", "bad", "--format", "markdown")[1].startswith("### whence: DIFFERENT\n\nfc1 (Linear), ")
+    assert call(capsys, "ref", "bad", "--format", "github")[1].startswith("::error title=whence%3A fc1::fc1 (Linear) ")
+    code, out, _ = call(capsys, "ref", "bad", "--annotations", "--junit", "out/whence.xml")
+    assert (code, out.splitlines()[-1][:8]) == (1, "::error ")
+    assert ElementTree.parse(runs / "out" / "whence.xml").getroot().get("failures") == "2"
+    code, out, err = call(capsys, "ref", "ref", "--junit", "out/whence.xml")
+    assert (code, out, "--force" in err) == (3, "", True)
+    assert call(capsys, "ref", "ref", "--junit", "out/whence.xml", "--force")[0] == 0
+    assert ElementTree.parse(runs / "out" / "whence.xml").getroot().get("failures") == "0"
+    assert call(capsys, "ref", "ref", "--annotations", "--format", "json")[0] == 3
 
 
 def test_a_further_run_of_the_reference(runs, capsys):

@@ -18,6 +18,8 @@ from typing import Any
 
 import click
 
+from whence.cli import _outputs
+
 CODES = {"same": 0, "different": 1, "undecided": 2}
 
 
@@ -40,9 +42,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout."
-)
+@_outputs.options
 @click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
@@ -80,7 +80,10 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
 
+    _outputs.check(form, given["annotations"], given["junit"], force)
     if given["plan"]:
+        if form not in ("text", "json"):
+            raise click.UsageError(f"--plan is text or json, not {form}")
         aligned = api.face(reference, target, mapping=given["chart"], match=given["match"])
         how = report.plan_json if form == "json" else report.plan_text
         sys.stdout.write(how(aligned.plan, aligned.reference, aligned.target))
@@ -96,14 +99,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         occurrences=given["occurrences"],
         progress=_progress(),
     )  # fmt: skip
-    if form == "text":
-        text = report.answer(result, output=str(Path(folder)), occurrences=given["occurrences"])
-    elif form == "json":
-        text = report.summary(result)
-    else:
-        alone = result.generation is not None and result.generation.logits_only
-        text = report.generation_csv(result) if alone else report.table_csv(result)
-    sys.stdout.write(text)
+    sys.stdout.write(_outputs.said(result, form, given["annotations"], output=str(Path(folder)), occurrences=given["occurrences"]))
+    _outputs.written(result, given["junit"])
     code = CODES[result.status]
     return 125 if bisect and code == 2 else code
 

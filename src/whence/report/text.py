@@ -12,10 +12,10 @@ from whence.results import Comparison, Declared, Finding
 
 _LEFT = 19
 _MOST_FINDINGS = 5
-_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
+AT_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
           "nondeterministic", "incomparable", "undetermined")  # fmt: skip
-_CAUSES = {
+CAUSES = {
     "parameter": "the parameters differ",
     "kernel": "the kernel computes something else than its code says",
     "semantic": "the code computes something else",
@@ -57,6 +57,17 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
     return "\n".join(lines) + "\n"
 
 
+def headline(result: Comparison) -> str:
+    """The answer in one sentence."""
+    if result.findings and result.status == "different":
+        first = result.findings[0]
+        cause = CAUSES.get(first.cause, "")
+        more = f"; {count(len(result.findings) - 1, 'more finding')}" if len(result.findings) > 1 else ""
+        said = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
+        return f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {said} ({first.confidence}){more}"
+    return next(iter(_head(result)), "")[_LEFT:].strip() or result.status
+
+
 def _head(result: Comparison) -> Iterator[str]:
     if result.status == "same":
         exact = set(result.counts) <= {"identical"}
@@ -89,13 +100,13 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.side == "reference":
         where += ", in the reference"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
-    cause = _CAUSES.get(finding.cause, "")
+    cause = CAUSES.get(finding.cause, "")
     if cause:
         yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
     else:
         yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
     yield _row("  evidence", clean(finding.sentence))
-    if _LINE.search(finding.source):
+    if AT_LINE.search(finding.source):
         yield _row("  called at", clean(finding.source))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")

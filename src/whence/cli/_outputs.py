@@ -1,0 +1,64 @@
+"""What the commands that give a comparison's answer put on stdout and into files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
+
+FORMATS = ("text", "json", "csv", "markdown", "github")
+
+
+def options(command: Any) -> Any:
+    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `written`."""
+    form = click.option(
+        "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
+        help="What goes to stdout; github: findings as annotations of a workflow."
+    )  # fmt: skip
+    annotations = click.option("--annotations", is_flag=True, help="Also print findings as annotations of a GitHub workflow.")
+    junit = click.option("--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call.")
+    return form(annotations(junit(command)))
+
+
+def check(form: str, annotations: bool, junit: str | None, force: bool) -> None:
+    """Raise UsageError or OutputExists before any work is done."""
+    from whence.errors import OutputExists, UsageError
+
+    if annotations and form in ("json", "csv"):
+        raise UsageError(f"--annotations would stand between the lines of --format {form}: use --format text, markdown or github")
+    if junit is not None and Path(junit).exists() and not force:
+        raise OutputExists(f"{junit} exists; --force replaces it")
+
+
+def said(result: Comparison, form: str, annotations: bool, *, output: str = "", occurrences: bool = False) -> str:
+    """The text for stdout."""
+    from whence import report
+
+    alone = result.generation is not None and result.generation.logits_only
+    if form == "text":
+        text = report.answer(result, output=output, occurrences=occurrences)
+    elif form == "csv":
+        text = report.generation_csv(result) if alone else report.table_csv(result)
+    elif form == "markdown":
+        text = report.markdown(result)
+    else:
+        text = report.summary(result) if form == "json" else report.github_annotations(result)
+    return text + (report.github_annotations(result) if annotations and form != "github" else "")
+
+
+def written(result: Comparison, junit: str | None) -> None:
+    """Write the files that were asked for. Raises StoreFailed."""
+    from whence import report
+    from whence.errors import StoreFailed
+
+    if junit is None:
+        return
+    try:
+        Path(junit).parent.mkdir(parents=True, exist_ok=True)
+        Path(junit).write_text(report.junit_xml(result), encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write {junit}: {error.strerror or error}") from error
