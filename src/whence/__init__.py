@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from whence.api import repro as repro
     from whence.api import tokens as tokens
     from whence.api import trace as trace
+    from whence.api import watch as watch
 
 __version__ = "0.1.0"
 __all__ = [
     "begin_dump", "capture", "compare", "compare_labels", "compile", "diff_results", "doctor", "end_dump", "generate_tests", "label",
     "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro", "task", "tokens",
-    "trace",
+    "trace", "watch",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from whence.api.runs import open_run, open_to_show, recover, run_command, scrub,
 from whence.api.sided import compare_labels, run_labels
 from whence.api.testing import diff_results, generate_tests
 from whence.api.traces import trace
+from whence.api.watching import watch
 from whence.api.weights import map_weights
 
 __all__ = [
@@ -26,5 +27,5 @@ __all__ = [
     "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
     "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
     "open_to_show", "planted", "record", "recording", "recover", "repro", "run_command", "run_labels", "scrub", "signatures", "task",
-    "tokens", "trace", "views", "warmup",
+    "tokens", "trace", "views", "warmup", "watch",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """A Comparison -> text, csv, json; computes nothing."""
 
+from whence.report.disparity import disparity
 from whence.report.doctoring import checkup
 from whence.report.files import everything_json, summary, summary_data, table_csv
 from whence.report.generation import generation_csv
@@ -21,8 +22,8 @@ from whence.report.views import view_csv
 from whence.report.weights import weights_map
 
 __all__ = [
-    "answer", "checkup", "everything_json", "generation_csv", "github_annotations", "headline", "junit_xml", "labels_answer", "labels_csv",
-    "location", "markdown", "operators", "origin_json", "origin_text", "plan_json", "plan_map", "plan_text", "reproduction", "rungs",
-    "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv", "tokens_json", "tokens_text", "view_csv", "views",
-    "weights_map", "written",
+    "answer", "checkup", "disparity", "everything_json", "generation_csv", "github_annotations", "headline", "junit_xml", "labels_answer",
+    "labels_csv", "location", "markdown", "operators", "origin_json", "origin_text", "plan_json", "plan_map", "plan_text", "reproduction",
+    "rungs", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv", "tokens_json", "tokens_text", "view_csv",
+    "views", "weights_map", "written",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 
@@ -40,6 +41,23 @@ def size(nbytes: float) -> str:
 def shape(extents: Sequence[int]) -> str:
     """ "[2, 3]"; "[]" for a single number."""
     return "[" + ", ".join(str(e) for e in extents) + "]"
+
+
+def folded(text: str, width: int | None, indent: int) -> str:
+    """Text with its longer lines broken between words, so that none is wider than `width`. None: as it is.
+
+    A line whose right column begins at `indent` goes on under it, any other two characters in.
+    """
+    if width is None:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        inner = " " * (indent if line[indent - 1 : indent] == " " and width > 2 * indent else 2)
+        broken = line if len(line) <= width else textwrap.fill(
+            line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+        )  # fmt: skip
+        lines.append(broken)
+    return "\n".join(lines)
 
 
 def columns(rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ") -> Iterator[str]:

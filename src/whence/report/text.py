@@ -10,7 +10,7 @@ from whence.report import occurrences as counts
 from whence.report.plain import clean, count
 from whence.results import Comparison, Declared, Finding
 
-_LEFT = 19
+LEFT = 19
 _MOST_FINDINGS = 5
 AT_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
@@ -65,7 +65,7 @@ def headline(result: Comparison) -> str:
         more = f"; {count(len(result.findings) - 1, 'more finding')}" if len(result.findings) > 1 else ""
         said = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
         return f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {said} ({first.confidence}){more}"
-    return next(iter(_head(result)), "")[_LEFT:].strip() or result.status
+    return next(iter(_head(result)), "")[LEFT:].strip() or result.status
 
 
 def _head(result: Comparison) -> Iterator[str]:
@@ -216,4 +216,4 @@ def _counts(result: Comparison) -> str:
 
 
 def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}"
+    return f"{left:<{LEFT}}{right}"
