@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,11 @@ def options(command: Any) -> Any:
     return form(annotations(junit(command)))
 
 
+def width() -> int | None:
+    """Of the terminal that stdout is, None where it is none: what is piped is never cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def check(form: str, annotations: bool, junit: str | None, force: bool) -> None:
     """Raise UsageError or OutputExists before any work is done."""
     from whence.errors import OutputExists, UsageError
@@ -40,7 +47,7 @@ def said(result: Comparison, form: str, annotations: bool, *, output: str = "", 
 
     alone = result.generation is not None and result.generation.logits_only
     if form == "text":
-        text = report.answer(result, output=output, occurrences=occurrences)
+        text = report.answer(result, output=output, occurrences=occurrences, width=width())
     elif form == "csv":
         text = report.generation_csv(result) if alone else report.table_csv(result)
     elif form == "markdown":

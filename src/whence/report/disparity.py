@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from whence.report.plain import clean, folded
+from whence.report.plain import clean
 from whence.report.text import LEFT, answer, headline
 from whence.results import Comparison
 
@@ -24,7 +24,7 @@ def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
     return "\n".join(
         [
             f"{what}: {clean(headline(result))}",
-            folded(answer(result), _WIDTH, LEFT).rstrip("\n"),
+            answer(result, width=_WIDTH).rstrip("\n"),
             *(f"{left:<{LEFT}}{right}" for left, right in rows),
         ]
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from whence.report.fitting import fitted
 
 
 def clean(text: object) -> str:
@@ -60,12 +62,18 @@ def folded(text: str, width: int | None, indent: int) -> str:
     return "\n".join(lines)
 
 
-def columns(rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ") -> Iterator[str]:
-    """Rows as lines with straight columns, nothing cut. right: positions of columns that align right."""
-    table = [list(row) for row in rows]
+def columns(
+    rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ", *, width: int | None = None,
+    give: Mapping[int, str] | None = None, drop: Sequence[int] = (),
+) -> Iterator[str]:  # fmt: skip
+    """Rows as lines with straight columns. right: positions of columns that align right.
+
+    width, give, drop: as `fitted` takes them; without a width nothing is cut.
+    """
+    table, gone = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
     widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(max(map(len, table), default=0))]
     for row in table:
-        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row))
+        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row) if i not in gone)
         yield gap.join(padded).rstrip()
 
 

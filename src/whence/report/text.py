@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from whence.report import generation, tracing
 from whence.report import occurrences as counts
-from whence.report.plain import clean, count
+from whence.report.plain import clean, count, folded
 from whence.results import Comparison, Declared, Finding
 
 LEFT = 19
@@ -24,8 +24,11 @@ CAUSES = {
 }
 
 
-def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -> str:
-    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them."""
+def answer(result: Comparison, *, output: str = "", occurrences: bool = False, width: int | None = None) -> str:
+    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them.
+
+    width: of the terminal, at which lines are broken between words; None leaves them long.
+    """
     # Differing inputs come before everything: nothing further down means much then.
     lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
@@ -54,7 +57,7 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
     if output:
         tokens = ", generation.csv" if result.generation is not None else ""
         lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}")
-    return "\n".join(lines) + "\n"
+    return folded("\n".join(lines), width, LEFT) + "\n"
 
 
 def headline(result: Comparison) -> str:
