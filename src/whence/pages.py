@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from whence.results import Comparison
+from whence.results import Comparison, TokenMatch
 
 
 class PageSide(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -128,7 +128,8 @@ class PageDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A comparison as a page shows it. folder: where the comparison lies, "" when it was not written."""
+    """A comparison as a page shows it. folder: where the comparison lies, "" when it was not written. texts: what `whence tokens` said of
+    the outputs of both, where that was given."""
 
     comparison: Comparison
     reference: PageSide
@@ -137,3 +138,4 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     details: tuple[PageDetail, ...] = ()
     missing: tuple[str, ...] = ()
     folder: str = ""
+    texts: TokenMatch | None = None

@@ -15,7 +15,7 @@ _MOST_FINDINGS = 5
 _LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
           "nondeterministic", "incomparable", "undetermined")  # fmt: skip
-_CAUSES = {
+CAUSES = {
     "parameter": "the parameters differ",
     "kernel": "the kernel computes something else than its code says",
     "semantic": "the code computes something else",
@@ -60,14 +60,15 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
 def _head(result: Comparison) -> Iterator[str]:
     if result.status == "same":
         exact = set(result.counts) <= {"identical"}
-        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}")
+        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {same_words(result)}")
     elif result.status == "undecided":
         yield _row("UNDECIDED", clean(result.headline))
     elif result.headline:
         yield _row("DIFFERENT", clean(result.headline))
 
 
-def _same_words(result: Comparison) -> str:
+def same_words(result: Comparison) -> str:
+    """What every difference of two runs without a fault is."""
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = max(result.counts.get("precision", 0) - sum(d.calls for d in result.declared if not d.declared), 0)
@@ -89,7 +90,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.side == "reference":
         where += ", in the reference"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(finding.slot), where) if x))
-    cause = _CAUSES.get(finding.cause, "")
+    cause = CAUSES.get(finding.cause, "")
     if cause:
         yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
     else:
@@ -139,17 +140,24 @@ _BLIND = {
 }
 
 
-def _evidence(result: Comparison) -> Iterator[str]:
+def rests_on(result: Comparison) -> str:
+    """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
         inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
         rest = "" if c.replayed >= c.paired + c.inside else f", {_beside(result)}two dumps for the rest"
-        yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
-    elif result.evidence:
-        hides = result.evidence == "text" or set(result.counts) != {"identical"}
-        blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
-        yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
+        return f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}"
+    if not result.evidence:
+        return ""
+    hides = result.evidence == "text" or set(result.counts) != {"identical"}
+    blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
+    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
+
+
+def _evidence(result: Comparison) -> Iterator[str]:
+    if said := rests_on(result):
+        yield _row("  rests on", said)
 
 
 def _repetition(result: Comparison) -> Iterator[str]:
