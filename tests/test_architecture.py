@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "pages"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -28,6 +28,7 @@ ROOMS = {
     "dtypes": {"errors"},
     "records": {"dtypes", "errors"},
     "results": {"records", "dtypes", "errors"},
+    "pages": {"results"},
     "_plugins": {"errors"},
     # the demo is a user of the api, reached from the command line
     "demo": {"api"},

@@ -74,14 +74,15 @@ def headline(result: Comparison) -> str:
 def _head(result: Comparison) -> Iterator[str]:
     if result.status == "same":
         exact = set(result.counts) <= {"identical"}
-        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}")
+        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {same_words(result)}")
     elif result.status == "undecided":
         yield _row("UNDECIDED", clean(result.headline))
     elif result.headline:
         yield _row("DIFFERENT", clean(result.headline))
 
 
-def _same_words(result: Comparison) -> str:
+def same_words(result: Comparison) -> str:
+    """What every difference of two runs without a fault is."""
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = max(result.counts.get("precision", 0) - sum(d.calls for d in result.declared if not d.declared), 0)
@@ -153,17 +154,24 @@ _BLIND = {
 }
 
 
-def _evidence(result: Comparison) -> Iterator[str]:
+def rests_on(result: Comparison) -> str:
+    """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
         inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
         rest = "" if c.replayed >= c.paired + c.inside else f", {_beside(result)}two dumps for the rest"
-        yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
-    elif result.evidence:
-        hides = result.evidence == "text" or set(result.counts) != {"identical"}
-        blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
-        yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
+        return f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}"
+    if not result.evidence:
+        return ""
+    hides = result.evidence == "text" or set(result.counts) != {"identical"}
+    blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
+    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
+
+
+def _evidence(result: Comparison) -> Iterator[str]:
+    if said := rests_on(result):
+        yield _row("  rests on", said)
 
 
 def _repetition(result: Comparison) -> Iterator[str]:
