@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "pages"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "pages", "display"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -26,9 +26,11 @@ ROOMS = {
     "_kernels": set(),
     "segments": set(),
     "dtypes": {"errors"},
-    "records": {"dtypes", "errors"},
-    "results": {"records", "dtypes", "errors"},
+    "records": {"dtypes", "errors", "display"},
+    "results": {"records", "dtypes", "errors", "display"},
     "pages": {"results"},
+    # in methods only: a result shows itself with the words of the report
+    "display": {"report"},
     "_plugins": {"errors"},
     # the demo is a user of the api, reached from the command line
     "demo": {"api"},

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from whence.display import Displayed, Framed
+
 VERDICTS = (
     "identical", "noise", "declared", "precision", "inherited", "amplified", "introduced",
     "param-diff", "structural", "nondeterministic", "incomparable", "undetermined",
@@ -158,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     named: int = -1
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator at fault. Siblings with one signature are one finding; `also` names the others.
 
     operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is. phase: of an operator that
@@ -509,7 +511,7 @@ class Origin(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Framed, msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be

@@ -39,9 +39,7 @@ def _lines(result: Comparison) -> Iterator[str]:
         yield ""
         yield from table(("verdict", "calls"), ((code(verdict), count(n)) for verdict, n in result.counts.items()))
     yield ""
-    said = answer(result).rstrip("\n")
-    fence = "`" * max(3, 1 + max((len(run) for run in _RUNS.findall(said)), default=0))
-    yield from ("<details><summary>All that was said</summary>", "", f"{fence}text", said, fence, "", "</details>")
+    yield from ("<details><summary>All that was said</summary>", "", fenced(answer(result).rstrip("\n")), "", "</details>")
 
 
 def _finding(number: int, finding: Finding) -> tuple[str, ...]:
@@ -58,6 +56,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"|{' --- |' * len(head)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"
+
+
+def fenced(text: str) -> str:
+    """Lines shown as they are, whatever they hold."""
+    fence = "`" * max(3, 1 + max((len(run) for run in _RUNS.findall(text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def code(text: object) -> str:
