@@ -131,7 +131,7 @@ def test_completion_in_ipython():
     completer = pytest.importorskip("IPython.core.completer", reason="IPython is not installed")
     made = completer.IPCompleter(namespace={"run": net()}, use_jedi=False)
     with completer.provisionalcompleter():
-        assert [c.text for c in made.completions('run["f', 6)][:2] == ["fc1", "fc2"]
+        assert {"fc1", "fc2"} <= {c.text for c in made.completions('run["f', 6)}
         assert [c.text for c in made.completions('run["fc1:o', 10)] == ["output.0"]  # a colon ends a word
 
 
