@@ -75,6 +75,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--view", multiple=True, metavar="NAME", help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
     "torch_xray (repeatable; docs/views.md)."
 )  # fmt: skip
+@click.option("--html", metavar="FILE", help="Also write the page that `whence report` writes.")
 @click.option("--occurrences", is_flag=True, help="Count executions: which of each operator's is the first to differ, all of them.")
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
@@ -93,7 +94,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
         mapping=given["chart"], match=given["match"], program=given["program"] or None,
         third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], view=given["view"],
-        occurrences=given["occurrences"],
+        occurrences=given["occurrences"], html=given["html"],
         progress=_progress(),
     )  # fmt: skip
     if form == "text":
