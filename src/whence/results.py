@@ -1,4 +1,4 @@
-"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip, no behaviour.
+"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip; what behaves like a method asks the api.
 
 The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per pair of records, `judge`
 gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all into a Comparison, `report` writes it.
@@ -558,6 +558,12 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     occurrences: Occurrences | None = None
     origin: Origin | None = None
     program_files: tuple[str, ...] = ()
+
+    def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
+        """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""
+        import whence
+
+        whence.report_html(self, output, details=details, force=force)
 
 
 class FacedWeight(msgspec.Struct, frozen=True):

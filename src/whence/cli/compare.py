@@ -79,6 +79,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "torch_xray (repeatable; docs/views.md)."
 )  # fmt: skip
 @click.option("--watch", is_flag=True, help="Compare while REF or TGT is still being written, until both have ended or a fault is certain.")
+@click.option("--html", metavar="FILE", help="Also write the page that `whence report` writes.")
 @click.option("--occurrences", is_flag=True, help="Count executions: which of each operator's is the first to differ, all of them.")
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
@@ -100,7 +101,7 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         "min_coverage": given["min_coverage"], "tier": given["tier"], "allow": given["allow"], "policy": given["policy"],
         "again": given["again"], "mapping": given["chart"], "match": given["match"], "program": given["program"] or None,
         "third": given["third"], "sample": given["sample"], "budget": given["budget"], "model": given["model"], "view": given["view"],
-        "occurrences": given["occurrences"],
+        "occurrences": given["occurrences"], "html": given["html"],
     }  # fmt: skip
     result = _watched(reference, target, how) if given["watch"] else _compared(reference, target, how)
     sys.stdout.write(_outputs.said(result, form, given["annotations"], output=str(Path(folder)), occurrences=given["occurrences"]))

@@ -16,8 +16,8 @@ from whence.report.html.payload import payload
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (
-    "dom", "verdicts", "data", "theme", "link", "table", "chart", "run", "plots", "call", "answer", "tree", "tokens", "maps", "lists", "keys",
-    "main",
+    "dom", "verdicts", "data", "theme", "link", "table", "chart", "run", "plots", "call", "answer", "tree", "tokens", "maps", "lists",
+    "keys", "main",
 )  # fmt: skip
 
 
@@ -26,14 +26,11 @@ def page_html(page: Page) -> str:
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in _SCRIPTS) + "\n})();\n"
     given = payload(page)
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     parts = {"POLICY": policy, "TITLE": _text(given["title"]), "STYLE": style, "DATA": _embedded(given), "SCRIPT": script}
-    out = []
-    for piece in (_HERE / "page.html").read_text(encoding="utf-8").split("@@"):
-        out.append(parts.get(piece, piece))
-    return "".join(out)
+    pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
 
 
 def _script(name: str) -> str:

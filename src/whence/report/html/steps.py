@@ -8,7 +8,7 @@ from whence.pages import Page
 
 
 def commands(page: Page) -> dict[str, list[str]]:
-    """"repro": one for each finding, in order; "compare": how to compare again. None without a folder to name."""
+    """ "repro": one for each finding, in order; "compare": how to compare again. None without a folder to name."""
     if not page.folder:
         return {"repro": [], "compare": []}
     folder = shlex.quote(page.folder)

@@ -65,7 +65,7 @@ function look(d) {
   const plots = [histogram(d), magnitude(d), qq(d), heatmap(d)].filter(Boolean);
   const names = ["min", "max", "mean", "std", "2-norm"];
   const both = d.reference?.length && d.target?.length;
-  const odd = d.not_finite && (d.not_finite[0] || d.not_finite[1]);
+  const odd = Boolean(d.not_finite && (d.not_finite[0] || d.not_finite[1]));
   return el("div", {},
     d.why && el("p", { class: "soft" }, `Not measured: ${d.why}`), d.dims && el("p", { class: "small soft" }, "The target's tensor was brought to the reference's axes by ", el("code", {}, d.dims)),
     odd && el("p", {}, `NaN or infinite: ${count(d.not_finite[0])} in the reference, ${count(d.not_finite[1])} in the target.`),

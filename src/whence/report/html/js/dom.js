@@ -32,7 +32,7 @@ function section(id, title, lead, ...kids) {
 }
 
 function facts(pairs) {
-  return el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== "" && value !== undefined && value !== null).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  return el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== "" && value !== undefined && value !== null && value !== false).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
 function number(value, digits = 3) {

@@ -1,7 +1,7 @@
 // The page in the order of its answers: same or not; where it starts; why we believe it; how far it matters; what else was seen.
 function start() {
   const band = C.noise.some((n) => n > 0);
-  return CALLS ? section("start", "Where it starts", `Every call in the order of execution${band ? "; shaded is what rounding in it, and what it was given, explain" : ""}. Point for numbers, click to open.`, runChart()) : null;
+  return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution${band ? "; shaded is what rounding in it, and what it was given, explain" : ""}. Point for numbers, click to open.`, runChart()) : null;
 }
 
 function matters() {

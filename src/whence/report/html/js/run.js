@@ -31,7 +31,7 @@ function runChart() {
     const zero = frame.bottom + 13, none = frame.bottom + 28;
     g.strokeStyle = colour("line"); line(g, frame.left, frame.bottom, frame.right, frame.bottom);
     g.fillStyle = colour("soft"); g.textAlign = "right"; g.textBaseline = "middle";
-    g.fillText("equal", frame.left - 6, zero);
+    if (list.some(([i]) => C.error[i] === 0)) g.fillText("equal", frame.left - 6, zero);
     if (list.some(([i]) => C.error[i] === null)) g.fillText("unknown", frame.left - 6, none);
 
     // What rounding and what came in explain: the band's upper edge, call by call.
@@ -53,8 +53,7 @@ function runChart() {
 
     // Steps (and ranks) are told apart by lines where they begin.
     g.fillStyle = colour("faint"); g.textBaseline = "top";
-    const title = by === "layer" ? "calls of one name share a place, in the order of their first" : by === "step" ? "step" : "calls in execution order";
-    g.textAlign = "right"; g.fillText(title, frame.right, height - 14);
+    if (by === "layer") { g.textAlign = "right"; g.fillText("calls of one name share a place, in the order of their first", frame.right, height - 14); }
     if (by !== "layer" && GROUPS.steps.length > 1 && step < 0) {
       let before = null, lastText = -99;
       for (const [i, x] of sorted) {
