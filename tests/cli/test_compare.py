@@ -74,6 +74,30 @@ def test_what_build_machines_read(runs, capsys):
     assert call(capsys, "ref", "ref", "--annotations", "--format", "json")[0] == 3
 
 
+def test_the_same_from_what_was_written(runs, capsys):
+    call(capsys, "ref", "bad", "-o", "cmp")
+    for words in (["--format", "markdown"], ["--format", "github"], ["--format", "csv"]):
+        now = call(capsys, "ref", "bad", "-o", "again", "--force", *words)[1]
+        assert execute(["report", "cmp", *words]) == 0
+        assert capsys.readouterr().out == now
+    assert execute(["report", "cmp", "--junit", "out.xml", "--annotations"]) == 0
+    assert capsys.readouterr().out.startswith("::error ")
+    assert ElementTree.parse(runs / "out.xml").getroot().get("failures") == "2"
+    assert not (runs / "cmp" / "report.html").exists(), "the page is written when it is asked for"
+    assert execute(["report", "nowhere", "--junit", "other.xml"]) == 3
+
+
+def test_plots_from_what_was_written(runs, capsys):
+    pytest.importorskip("matplotlib", reason="plots need whence[plots]")
+    call(capsys, "ref", "bad", "-o", "cmp")
+    assert execute(["report", "cmp", "--plots", "plots"]) == 0
+    assert {path.name for path in (runs / "plots").iterdir()} == {"error-along-the-run.png", "error-along-the-run.svg"}
+    out, err = capsys.readouterr()
+    assert out == "written to plots: 2 files\n"
+    assert err.startswith("note: the runs could not be read again"), "runs made by hand lie nowhere"
+    assert execute(["report", "cmp", "--plots", "plots"]) == 3
+
+
 def test_a_further_run_of_the_reference(runs, capsys):
     code, out, _ = call(capsys, "ref", "bf16", "--again", "ref2", "--again", "ref2")
     assert (code, "nothing: 2 further runs bitwise equal to the reference" in out) == (0, True)

@@ -12,7 +12,7 @@ from whence.api.labelling import attach_labels, include, label, new_id, task
 from whence.api.labels import record, recording
 from whence.api.laddering import ladder, ladder_command
 from whence.api.operators import chosen_operators, signatures
-from whence.api.pages import page, report_html
+from whence.api.pages import page, plots, report_html
 from whence.api.patching import locate
 from whence.api.reproducing import repro
 from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
@@ -26,7 +26,7 @@ from whence.api.weights import map_weights
 __all__ = [
     "attach", "attach_labels", "begin_dump", "capture", "chosen_operators", "compare", "compare_labels", "compile", "diff_results",
     "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "free_output", "generate_tests", "include",
-    "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
-    "open_to_show", "page", "planted", "record", "recording", "recover", "report_html", "repro", "run_command", "run_labels", "scrub",
+    "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run", "open_to_show",
+    "page", "planted", "plots", "record", "recording", "recover", "report_html", "repro", "run_command", "run_labels", "scrub",
     "signatures", "task", "tokens", "trace", "views", "warmup", "watch",
 ]  # fmt: skip

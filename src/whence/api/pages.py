@@ -46,6 +46,36 @@ def report_html(
     return file
 
 
+def plots(
+    comparison: str | os.PathLike[str] | Comparison,
+    folder: str | os.PathLike[str],
+    *,
+    details: int = _DETAILS,
+    force: bool = False,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Write the main plots of a comparison into a folder, each as PNG and SVG, and return the files.
+
+    comparison, details, progress: as `report_html` takes them. The error along the run, of the first findings histogram, error against
+    magnitude, quantiles and heatmap, and where there are several steps or ranks the error by these and by layer. tell: called with what is
+    missing, and why.
+    Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without matplotlib (`whence[plots]`).
+    """
+    from whence.report import plots as drawing
+
+    place = Path(folder)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())) and not force:
+        raise OutputExists(f"{place} exists and is not empty; --force writes into it, or choose another folder")
+    found = page(comparison, details=details, progress=progress)
+    for sentence in found.missing:
+        tell(sentence)
+    try:
+        return drawing.write(found, place)
+    except OSError as error:
+        raise StoreFailed(f"cannot write plots to {place}: {error.strerror or error}") from error
+
+
 def page(
     comparison: str | os.PathLike[str] | Comparison,
     *,

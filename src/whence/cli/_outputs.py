@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "csv", "markdown", "github")
 
 
-def options(command: Any) -> Any:
-    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `written`."""
+def options(default: str | None) -> Callable[[Any], Any]:
+    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `written`. default: of --format."""
     form = click.option(
-        "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
+        "--format", "form", type=click.Choice(FORMATS), default=default, show_default=default is not None,
         help="What goes to stdout; github: findings as annotations of a workflow."
     )  # fmt: skip
     annotations = click.option("--annotations", is_flag=True, help="Also print findings as annotations of a GitHub workflow.")
     junit = click.option("--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call.")
-    return form(annotations(junit(command)))
+    return lambda command: form(annotations(junit(command)))
 
 
 def width() -> int | None:
@@ -31,7 +32,7 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def check(form: str, annotations: bool, junit: str | None, force: bool) -> None:
+def check(form: str | None, annotations: bool, junit: str | None, force: bool) -> None:
     """Raise UsageError or OutputExists before any work is done."""
     from whence.errors import OutputExists, UsageError
 

@@ -45,7 +45,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@_outputs.options
+@_outputs.options("text")
 @click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
