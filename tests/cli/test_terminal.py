@@ -83,6 +83,28 @@ def test_nothing_in_a_pipe():
     assert (done.stdout, done.stderr) == ("end\n", "")
 
 
+FINISH = """
+import time
+from whence.api.finishing import finishing
+tell = finishing("runs/\u00e9\x1b[31m")
+for done in range(1, 5):
+    if tell is not None:
+        tell(done, 4)
+    time.sleep({pause})
+"""
+
+
+def test_a_large_capture_says_that_it_is_being_finished():
+    def finish(pause):
+        return [sys.executable, "-c", FINISH.format(pause=pause)]
+
+    said = on_a_terminal(finish(0.6))
+    assert r"whence: finishing runs/\xe9\x1b[31m: 75 %" in said
+    assert said.endswith("\r\x1b[K")
+    assert on_a_terminal(finish(0.01)) == ""
+    assert subprocess.run(finish(0.6), capture_output=True, text=True, check=True).stderr == ""
+
+
 def test_tables_are_as_wide_as_the_terminal(tmp_path):
     torch = pytest.importorskip("torch")
     import whence

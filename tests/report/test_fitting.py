@@ -66,3 +66,32 @@ def test_a_run_leaves_figures_out_before_names():
     assert len(tensor) <= 110
     assert ("min" in tensor, "max" in tensor, "norm" in tensor, "nan 0" in tensor) == (True, True, False, True)
     assert "norm" in next(line for line in show.text(net(), show.Choice()) if "param.weight" in line)
+
+
+def test_a_list_of_operators_is_capped_in_a_table_and_whole_in_csv():
+    from whence.api.operators import signatures
+    from whence.records import Call, MemoryRun, Ref
+
+    made = net()
+    places = [f"model.layers.{i}.self_attention.projection" for i in range(9)]
+    calls = [
+        Call(
+            i,
+            place,
+            "Net",
+            0,
+            i,
+            op="aten.mm.default",
+            kind="operator",
+            op_type="aten.mm.default",
+            refs=(Ref("input.0", 1), Ref("output.0", 3)),
+        )
+        for i, place in enumerate(places)
+    ]
+    groups = signatures(MemoryRun(calls, made.records, {}))
+    table = list(report.operators(groups, "table"))
+    assert "and 6 more" not in table[1]  # of three places that are longer together than the cap
+    assert table[1].endswith("…")
+    assert all(place in "\n".join(report.operators(groups, "csv")) for place in places)
+    narrow = list(report.operators(groups, "table", 80))
+    assert max(map(len, narrow)) <= 80
