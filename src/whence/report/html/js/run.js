@@ -139,5 +139,5 @@ function runChart() {
 function bandGlyph() {
   const rect = svg("rect", { x: 0, y: 3, width: 12, height: 9 }), edge = svg("path", { d: "M0,3H12" });
   rect.style.fill = "var(--band)"; edge.style.stroke = "var(--band-edge)";
-  return svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, rect, edge);
+  return svg("svg", { viewBox: "0 0 12 12", class: "mark", "aria-hidden": "true" }, rect, edge);
 }
