@@ -94,7 +94,7 @@ class PageDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     the points of `magnitude` and `quantiles` are of that many, evenly spaced. reference, target: (min, max, mean, std, norm).
     not_finite: NaN and infinities of both. zeros: errors that are exactly zero.
     edges, counts: |error| of the others in bins of decades; counts[k] lies in [edges[k], edges[k + 1]).
-    magnitude: (|reference|, |error|) of up to a thousand elements, the largest errors among them.
+    magnitude: (|reference|, |error|) of up to 600 elements, the largest errors among them.
     noise: standard deviation of an element's error that rounding explains; noise_from: on what that rests.
     quantiles: (of a standard normal times `noise`, of the |error| seen), in which noise lies on the diagonal.
     worst: (index, reference, target) of the largest errors, the first being the largest.

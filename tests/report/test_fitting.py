@@ -74,20 +74,8 @@ def test_a_list_of_operators_is_capped_in_a_table_and_whole_in_csv():
 
     made = net()
     places = [f"model.layers.{i}.self_attention.projection" for i in range(9)]
-    calls = [
-        Call(
-            i,
-            place,
-            "Net",
-            0,
-            i,
-            op="aten.mm.default",
-            kind="operator",
-            op_type="aten.mm.default",
-            refs=(Ref("input.0", 1), Ref("output.0", 3)),
-        )
-        for i, place in enumerate(places)
-    ]
+    how = {"op": "aten.mm.default", "op_type": "aten.mm.default", "kind": "operator", "refs": (Ref("input.0", 1), Ref("output.0", 3))}
+    calls = [Call(i, place, "Net", 0, i, **how) for i, place in enumerate(places)]
     groups = signatures(MemoryRun(calls, made.records, {}))
     table = list(report.operators(groups, "table"))
     assert "and 6 more" not in table[1]  # of three places that are longer together than the cap

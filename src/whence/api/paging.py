@@ -15,6 +15,7 @@ import numpy as np
 
 from whence import align, judge, metrics
 from whence.api.reopened import reopened
+from whence.api.runs import open_run
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.pages import Page, PageCall, PageDetail, PageHeatmap, PageSide
@@ -36,10 +37,13 @@ def page_of(
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None
+    runs: tuple[Run, ...] = ()
     try:
-        aligned, _ = reopened(compared)
-        if not _is_of(aligned, compared):
-            aligned = None
+        runs = tuple(open_run(path) for path in (compared.reference, compared.target))
+        if compared.generation is None or not compared.generation.logits_only:  # else tokens alone were compared
+            aligned, _ = reopened(compared)
+        if aligned is not None and not _is_of(aligned, compared):
+            aligned, runs = None, ()
             missing.append(
                 "the runs are not those that were compared (they were changed since): the tree, sources and elements are left out"
             )
@@ -50,8 +54,7 @@ def page_of(
     found: tuple[PageDetail, ...] = ()
     if aligned is not None and details and made:
         found = tuple(_Looking(compared, aligned, made, tell).details(details))
-    runs = (aligned.reference, aligned.target) if aligned is not None else (None, None)
-    facts = [_facts(run) if run is not None else {} for run in runs]
+    facts = [_facts(run) for run in runs] or [{}, {}]
     sides = [
         PageSide(
             path,

@@ -17,16 +17,16 @@ from whence.dtypes import Array
 
 F64 = npt.NDArray[np.float64]
 
-POINTS = 1000
+POINTS = 600
 WORST = 10
 _QUANTILES = 128
-_SIDE = (48, 96)  # blocks of a heatmap at most
+_SIDE = (40, 80)  # blocks of a heatmap at most
 _MOST = 1 << 24  # elements; of larger tensors the first so many rows are looked at
 _BINS_A_DECADE = 4
 
 
 class Heat(NamedTuple):
-    """Root mean square error over blocks of (rows, channels): `values` is at most 48 x 96, NaN where a block has no finite element.
+    """Root mean square error over blocks of (rows, channels): `values` is at most 40 x 80, NaN where a block has no finite element.
 
     by_row, by_channel: sums of the squared error, of every row and every channel.
     """

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from whence.pages import Page
+from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.plain import clean, count
 from whence.report.text import CAUSES, rests_on, same_words
 from whence.results import Comparison, Finding
@@ -26,7 +27,7 @@ def headline(page: Page) -> dict[str, Any]:
         "where": _where(first) if first is not None else "",
         "cause": f"{first.cause}: {CAUSES[first.cause]}" if first is not None and first.cause in CAUSES else "",
         "confidence": first.confidence if first is not None else "",
-        "rests": rests_on(result),
+        "rests": _rests(page),
         "coverage": _coverage(result),
     }
 
@@ -43,6 +44,13 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
     return f"{start} {clean(first.name)} ({clean(first.op_type)}){more}."
 
 
+def _rests(page: Page) -> str:
+    generation = page.comparison.generation
+    if generation is not None and generation.logits_only:
+        return "logits alone" if set(page.comparison.counts) == {"identical"} else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
+    return rests_on(page.comparison) if page.comparison.coverage.calls else "outputs alone"
+
+
 def _where(finding: Finding) -> str:
     parts = [f"step {finding.step}, rank {finding.rank}", clean(finding.slot), clean(finding.phase)]
     also = f"also in {count(len(finding.also), 'sibling')}" if finding.also else ""
@@ -52,6 +60,10 @@ def _where(finding: Finding) -> str:
 
 def _coverage(result: Comparison) -> list[tuple[str, str]]:
     c = result.coverage
+    if result.generation is not None and result.generation.logits_only:
+        return [(count(result.generation.compared), f"of {count(result.generation.of, 'token')} compared")]
+    if not c.calls:
+        return []
     return [
         (count(c.calls), "captured"), (count(c.paired), "paired"), (count(c.measured), "measured"), (count(c.replayed), "replayed"),
         (count(result.unmatched), "unmatched"), (count(result.incomparable), "incomparable"),

@@ -105,7 +105,11 @@ def _tensors(rows: Sequence[Row], place: dict[int, int], strings: _Strings) -> d
 
 
 def _detail(detail: PageDetail) -> dict[str, Any]:
-    plain: dict[str, Any] = _short(msgspec.to_builtins(msgspec.structs.replace(detail, reference=(), target=(), worst=())))
+    bare = msgspec.structs.replace(detail, reference=(), target=(), worst=(), magnitude=(), quantiles=())
+    plain: dict[str, Any] = _short(msgspec.to_builtins(bare))
+    plain["magnitude"], plain["quantiles"] = ([[_log(x), _log(y)] for x, y in points] for points in (detail.magnitude, detail.quantiles))
+    if detail.heatmap is not None:
+        plain["heatmap"]["values"] = [_log(value) for value in detail.heatmap.values]
     # What differs in the seventh digit must be seen to differ.
     plain["reference"], plain["target"] = ([_digits(v, 9) for v in side] for side in (detail.reference, detail.target))
     plain["worst"] = [(index, _digits(a, 9), _digits(b, 9)) for index, a, b in detail.worst]
@@ -116,6 +120,16 @@ def _detail(detail: PageDetail) -> dict[str, Any]:
 
 def _extents(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) if shape else "scalar"
+
+
+_ZERO = 9999  # stands for the logarithm of zero
+
+
+def _log(value: float | None) -> int | None:
+    """Hundredths of a decade: what a picture can show, in a few characters."""
+    if value is None:
+        return None
+    return round(100 * math.log10(value)) if value > 0 else _ZERO
 
 
 def _digits(value: float | None, digits: int = 5) -> float | int | None:

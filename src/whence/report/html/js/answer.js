@@ -21,7 +21,7 @@ function findings() {
   const list = DATA.answer.findings;
   if (!list.length) return null;
   const body = el("div", { class: "panel" });
-  const tabs = list.slice(0, 30).map((f, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, glyph(f.verdict), " ", f.name));
+  const tabs = list.slice(0, 30).map((f, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, glyph(f.verdict), " ", list.filter((other) => other.name === f.name).length > 1 ? `${f.name} ${f.slot || f.op_type}` : f.name));
   function show(k) {
     const f = list[k];
     tabs.forEach((tab, n) => tab.setAttribute("aria-selected", String(n === k)));

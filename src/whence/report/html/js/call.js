@@ -8,7 +8,7 @@ function callView(i) {
       el("div", { class: "legend" }, chip(verdict(i)), S[C.confidence[i]] && el("span", {}, S[C.confidence[i]]), where(i) && el("span", {}, where(i)), S[C.evidence[i]] && el("span", {}, `by ${S[C.evidence[i]]}`))),
     S[C.sentence[i]] && el("p", {}, S[C.sentence[i]]),
     facts([
-      ["error", el("span", { class: "num" }, `came in ${number(C.incoming[i])}, own rounding ${number(C.own[i])}, explained up to ${number(C.noise[i])}, seen ${number(C.error[i])}`)],
+      ["error", el("span", { class: "num" }, [["came in", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]], ["seen", C.error[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
       ["cause", S[C.cause[i]]], ["operator inside", S[C.operator[i]]],
       ["source", source && el("code", {}, source)], ["source, target", other && other !== source && el("code", {}, other)],
       ["name in the target", S[C.target_name[i]] && el("code", {}, S[C.target_name[i]])],
@@ -32,12 +32,13 @@ function shares(i) {
     parts.map(([, v, c]) => el("span", { style: { width: `${100 * Math.max(0, v) / total}%`, background: `var(--${c})` } }))),
   el("div", { class: "legend" }, parts.map(([w, v, c]) => el("span", { class: "chip" }, swatch(c), `${w} ${percent(v)}`))));
 }
-function swatch(name) { const rect = svg("rect", { x: 1, y: 1, width: 10, height: 10, rx: 2 }); rect.style.fill = `var(--${name})`; return svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, rect); }
+function swatch(name) { const rect = svg("rect", { x: 1, y: 1, width: 10, height: 10, rx: 2 }); rect.style.fill = `var(--${name})`; return svg("svg", { viewBox: "0 0 12 12", class: "mark", "aria-hidden": "true" }, rect); }
 
 function sidesOf(i) {
-  const list = TENSORS.get(i) || [];
-  if (!list.length) return null;
   const text = (t, key) => S[T[key][t]];
+  const every = TENSORS.get(i) || [], equal = (t) => T.identical[t] && text(t, "reference_slot").startsWith("param");
+  const list = every.length > 12 ? every.filter((t) => !equal(t)) : every, rest = every.length - list.length;
+  if (!every.length) return null;
   return el("div", {}, el("h3", {}, "Tensors, side by side"), el("div", { class: "scroll" }, el("table", { class: "flat" },
     el("thead", {}, el("tr", {}, ["slot", "reference", "target", "rel_l2", "max_abs_err", "cosine", ""].map((h, k) => el("th", { scope: "col", class: k > 2 && k < 6 ? "r" : "" }, h)))),
     el("tbody", {}, list.slice(0, 60).map((t) => {
@@ -45,13 +46,14 @@ function sidesOf(i) {
       const slot = text(t, "target_slot") === text(t, "reference_slot") ? text(t, "reference_slot") : `${text(t, "reference_slot")} / ${text(t, "target_slot")}`;
       return el("tr", {}, el("td", {}, el("code", {}, slot)), el("td", {}, a), el("td", { class: a === b ? "" : "differs" }, b), el("td", { class: "r" }, number(T.rel_l2[t])), el("td", { class: "r" }, number(T.max_abs_err[t])),
         el("td", { class: "r" }, T.identical[t] ? "" : number(T.cosine_similarity[t], 6)), el("td", { class: "soft" }, T.identical[t] ? "equal bits" : text(t, "why")));
-    })))));
+    })))), rest ? el("p", { class: "soft small" }, `and ${count(rest, "parameter")} with equal bits`) : null, list.length > 60 ? el("p", { class: "soft small" }, `and ${count(list.length - 60)} more in the table of tensors`) : null);
 }
 
 function looks(details) {
-  const order = [...details].sort((a, b) => (a.identical === true) - (b.identical === true));
+  const order = details.filter((d) => !d.identical);
+  if (!order.length) return null;
   const body = el("div", {});
-  const tabs = order.map((d, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, d.slot, d.identical && el("span", { class: "soft" }, " equal")));
+  const tabs = order.map((d, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, d.slot));
   function show(k) {
     tabs.forEach((tab, n) => tab.setAttribute("aria-selected", String(n === k)));
     body.replaceChildren(look(order[k]));
@@ -61,7 +63,6 @@ function looks(details) {
 }
 
 function look(d) {
-  if (d.identical) return el("p", { class: "soft" }, "Equal bits on both sides.");
   const plots = [histogram(d), magnitude(d), qq(d), heatmap(d)].filter(Boolean);
   const names = ["min", "max", "mean", "std", "2-norm"];
   const both = d.reference?.length && d.target?.length;

@@ -13,8 +13,14 @@ for (let i = 0; i < CALLS; i++) {
   (C.parent[i] >= 0 ? KIDS[C.parent[i]] : ROOTS).push(i);
 }
 
+// Points and heatmaps come as hundredths of a decade.
+const unlog = (k) => (k === null ? null : k === 9999 ? 0 : 10 ** (k / 100));
 const DETAILS = new Map();
-for (const detail of DATA.details) DETAILS.set(detail.call, [...(DETAILS.get(detail.call) || []), detail]);
+for (const detail of DATA.details) {
+  for (const key of ["magnitude", "quantiles"]) detail[key] = (detail[key] || []).map(([a, b]) => [unlog(a), unlog(b)]);
+  if (detail.heatmap) detail.heatmap.values = detail.heatmap.values.map(unlog);
+  DETAILS.set(detail.call, [...(DETAILS.get(detail.call) || []), detail]);
+}
 
 const TENSORS = new Map();
 for (let t = 0; t < T.call.length; t++) {

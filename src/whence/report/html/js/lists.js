@@ -74,6 +74,6 @@ function lists() {
     const next = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.max(0, Math.min(rows.length - 1, at + by))];
     if (next !== undefined) openCall(next);
   };
-  return section("all", "All calls and tensors", "A link keeps search, filter, order and the opened call.", el("div", { class: "controls" }, el("span", { class: "tabs", role: "tablist", style: { margin: "0" } }, tabs), find, verdicts, steps, ranks, copied, said), body);
+  return section("all", "All calls and tensors", el("span", {}, el("span", { class: "noprint" }, "A link keeps search, filter, order and the opened call."), el("span", { class: "printonly" }, "Printed are the first 50 rows.")), el("div", { class: "controls" }, el("span", { class: "tabs", role: "tablist", style: { margin: "0" } }, tabs), find, verdicts, steps, ranks, copied, said), body);
 }
 let nextCall = () => {};

@@ -29,7 +29,7 @@ function seen() {
   if (a.third) put("Third run", [`the target is off by ${number(a.third.target_err)}, the reference by ${number(a.third.reference_err)}; closer in ${count(a.third.closer)} of ${count(a.third.calls, "region")}`]);
   for (const [side, names] of Object.entries(a.without_partner)) put(side === "ambiguous" ? "Several partners, none chosen" : `Only in the ${side}`, names, 20);
   put("Nearest to those", a.nearest.map((n) => `${n.name}: ${n.candidate} (${n.why})`));
-  put("Alignment", DATA.aligned);
+  put("Alignment", DATA.aligned, 6);
   return items.length ? section("seen", "What else was seen", "", el("div", { class: "split" }, items)) : null;
 }
 

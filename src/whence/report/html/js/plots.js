@@ -10,7 +10,7 @@ function histogram(d) {
   const total = d.counts.reduce((a, b) => a + b, 0), most = Math.max(...d.counts), low = d.edges[0], high = d.edges[d.edges.length - 1];
   const x = [d.noise ? Math.min(low, Math.floor(LOG(d.noise) - 0.3)) : low, d.noise ? Math.max(high, Math.ceil(LOG(d.noise) + 0.3)) : high];
   const chart = canvas(PLOT, `Histogram of the error of ${count(total, "element")}, from ${ten(low)} to ${ten(high)}`, (g, width, height) => {
-    const frame = { left: 46, right: width - 8, top: 20, bottom: height - 38 };
+    const frame = { left: 46, right: width - 14, top: 20, bottom: height - 38 };
     const at = axes(g, frame, x, null, "|error|", "elements");
     noiseLine(g, frame, d.noise && at.x(LOG(d.noise)), true);
     g.fillStyle = colour("accent");
@@ -28,7 +28,7 @@ function magnitude(d) {
   if (points.length < 2) return null;
   const x = range(points.map((p) => p[0])), y = range([...points.map((p) => p[1]), d.noise]);
   const chart = canvas(PLOT, "Error against the magnitude of the reference", (g, width, height) => {
-    const frame = { left: 46, right: width - 8, top: 20, bottom: height - 38 };
+    const frame = { left: 46, right: width - 14, top: 20, bottom: height - 38 };
     const at = axes(g, frame, x, y, "|reference|", "|error|");
     noiseLine(g, frame, d.noise && at.y(LOG(d.noise)), false);
     g.save(); g.beginPath(); g.rect(frame.left, frame.top, frame.right - frame.left, frame.bottom - frame.top); g.clip();
@@ -45,7 +45,7 @@ function qq(d) {
   if (points.length < 3 || !points.some((p) => p[1] > 0)) return null;
   const both = range(points.flat());
   const chart = canvas(PLOT, "Quantiles of the error against those of rounding noise", (g, width, height) => {
-    const frame = { left: 46, right: width - 8, top: 20, bottom: height - 38 };
+    const frame = { left: 46, right: width - 14, top: 20, bottom: height - 38 };
     const x = range(points.map((p) => p[0])), at = axes(g, frame, x, both, "of rounding", "of the error");
     g.strokeStyle = colour("band-edge"); g.lineWidth = 1.5; g.beginPath(); g.moveTo(at.x(x[0]), at.y(x[0])); g.lineTo(at.x(x[1]), at.y(x[1])); g.stroke();
     g.fillStyle = colour("accent");
@@ -63,7 +63,7 @@ function heatmap(d) {
   const rowSize = Math.ceil(h.rows / rows), columnSize = Math.ceil(h.channels / columns);
   let at = null;
   const chart = canvas(PLOT, `Heatmap of the error over ${h.rows} rows and ${h.channels} channels. ${h.sentence || ""}`, (g, width, height) => {
-    const frame = { left: 46, right: width - 8, top: 20, bottom: height - 38 };
+    const frame = { left: 46, right: width - 14, top: 20, bottom: height - 38 };
     const w = (frame.right - frame.left) / columns, t = (frame.bottom - frame.top) / rows;
     at = { frame, w, t };
     h.values.forEach((v, k) => {

@@ -5,7 +5,7 @@ function runChart() {
   let by = "order", step = -1, points = [], hovered = -1, groups = [];
   const present = VERDICTS.filter((v) => SHOWN.some((i) => verdict(i) === v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
-  const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(Math.max(0, ...SHOWN.slice(0, 50000).map((i) => C.error[i] || 0)))}. The table of calls below holds the same figures.`;
+  const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
 
   function placed() {
     const all = SHOWN.filter((i) => !off.has(verdict(i)) && (step < 0 || C.step[i] === step));
@@ -68,11 +68,11 @@ function runChart() {
     points = list.map(([i, x]) => [X(x), C.error[i] === null ? none : C.error[i] > 0 ? at.y(LOG(C.error[i])) : zero, i]);
     const colours = Object.fromEntries(VERDICTS.map((v) => [v, colour(v)]));
     const big = list.length < 400 ? 5 : list.length < 3000 ? 4 : 3;
-    for (const guilty of [false, true]) for (const [px, py, i] of points) {
-      const v = verdict(i);
-      if (GUILTY.has(v) !== guilty) continue;
+    const marks = new Map(SEVERITY.map((v) => [v, []]));
+    for (const [px, py, i] of points) marks.get(verdict(i))?.push(shape(SHAPES[verdict(i)], px.toFixed(1) * 1, py.toFixed(1) * 1, GUILTY.has(verdict(i)) ? 5.5 : big));
+    for (const [v, shapes] of marks) {  // one path a verdict, the worst on top
       g.globalAlpha = FADED[v] || 1;
-      const path = new Path2D(shape(SHAPES[v] || "ring", px, py, guilty ? 5.5 : big));
+      const path = new Path2D(shapes.join(""));
       if (v === "undetermined") { g.strokeStyle = colours[v]; g.stroke(path); } else { g.fillStyle = colours[v]; g.fill(path); }
     }
     g.globalAlpha = 1;
@@ -139,5 +139,5 @@ function runChart() {
 function bandGlyph() {
   const rect = svg("rect", { x: 0, y: 3, width: 12, height: 9 }), edge = svg("path", { d: "M0,3H12" });
   rect.style.fill = "var(--band)"; edge.style.stroke = "var(--band-edge)";
-  return svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, rect, edge);
+  return svg("svg", { viewBox: "0 0 12 12", class: "mark", "aria-hidden": "true" }, rect, edge);
 }

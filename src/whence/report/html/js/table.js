@@ -1,5 +1,5 @@
 // A table of any number of rows: only those in view are elements. Columns: {key, title, width, right, text(row), sort(row), cell(row)}.
-const ROW = 28;
+const ROW = 28, PRINTED = 50;
 
 function grid(label, columns, { open, selected = () => false }) {
   const template = columns.map((c) => c.width || "minmax(80px, 1fr)").join(" ");
@@ -21,8 +21,9 @@ function grid(label, columns, { open, selected = () => false }) {
     return el("div", { role: "row", "aria-rowindex": at + 2, "aria-selected": selected(row) ? "true" : "false", style: { top: `${at * ROW}px`, "grid-template-columns": template }, onclick: () => open(row) },
       columns.map((c) => el("div", { role: "gridcell", class: c.right ? "r" : "", title: c.text(row) }, c.cell ? c.cell(row) : c.text(row))));
   }
-  function render(all = false) {
-    const most = all === true ? Math.min(rows.length, 400) : 0;
+  let printing = false;
+  function render() {
+    const most = printing ? Math.min(rows.length, PRINTED) : 0;
     const first = most ? 0 : Math.max(0, Math.floor(box.scrollTop / ROW) - 8);
     const last = most || Math.min(rows.length, Math.ceil((box.scrollTop + (box.clientHeight || 480)) / ROW) + 8);
     for (const [at, node] of shown) if (at < first || at >= last) { node.remove(); shown.delete(at); }
@@ -33,8 +34,12 @@ function grid(label, columns, { open, selected = () => false }) {
     const page = { PageDown: 12, PageUp: -12, ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (page) { box.scrollTop += page * ROW; event.preventDefault(); }
   });
-  addEventListener("beforeprint", () => { render(true); if (rows.length > 400) body.style.height = `${400 * ROW}px`; });
-  addEventListener("afterprint", () => { body.style.height = `${rows.length * ROW}px`; render(); });
+  function sized(most) {
+    body.style.height = `${Math.min(most, rows.length) * ROW}px`;
+    box.style.height = `${Math.min(most === PRINTED ? Infinity : 480, (Math.max(3, Math.min(most, rows.length)) + 1) * ROW + 8)}px`;
+  }
+  addEventListener("beforeprint", () => { box.scrollTop = 0; printing = true; sized(PRINTED); render(); });
+  addEventListener("afterprint", () => { printing = false; sized(Infinity); render(); });
   new ResizeObserver(() => render()).observe(box);
 
   return {
@@ -58,9 +63,8 @@ function grid(label, columns, { open, selected = () => false }) {
       for (const cell of head.children) cell.setAttribute("aria-sort", cell.dataset.key === order.key ? (order.down ? "descending" : "ascending") : "none");
       for (const [, node] of shown) node.remove();
       shown.clear();
-      body.style.height = `${rows.length * ROW}px`;
       box.setAttribute("aria-rowcount", rows.length + 1);
-      box.style.height = `${Math.min(480, Math.max(3, rows.length + 1) * ROW + 8)}px`;
+      sized(Infinity);
       render();
     },
     refresh() { for (const [, node] of shown) node.remove(); shown.clear(); render(); },

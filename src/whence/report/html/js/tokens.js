@@ -29,7 +29,7 @@ function generated(g) {
     const first = one.first ?? -1;
     return el("div", {}, el("div", {}, el("b", {}, `prompt ${p}`), " ", el("span", { class: "soft" }, `${one.outcome}, ${count(one.compared)} of ${count(one.of, "token")} compared; ids ${one.ids.slice(0, 6).join(" ")}${one.ids.length > 6 ? ` ... (${one.ids.length})` : ""}`)),
       el("div", { class: "cells" }, cells.slice(0, 400).map((k) => cell(k, one, k === first)), cells.length > 400 && el("span", { class: "soft" }, `and ${count(cells.length - 400)} more in generation.csv`)),
-      cells.length > 1 && margins(cells));
+      cells.length > 1 && closeness(cells, !g.passes[p] || p === order[0]));
   }
   function cell(k, one, isFirst) {
     const parted = K.reference[k] !== K.target[k];
@@ -41,12 +41,16 @@ function generated(g) {
     const root = ROOTS.find((i) => C.step[i] === K.step[k]);
     if (root !== undefined) openCall(root);
   }
+  function closeness(cells, isOpen) {
+    const chart = margins(cells);
+    return chart && el("details", { class: "small", open: isOpen }, el("summary", {}, "margin against error"), chart);
+  }
   // Where the error of the logits comes near the gap between the two best tokens, rounding may choose another one.
   function margins(cells) {
     if (!cells.some((k) => K.margin[k] > 0) || !cells.some((k) => K.logit_err[k] > 0)) return null;
     const y = range(cells.flatMap((k) => [K.margin[k], K.logit_err[k], K.noise[k]]));
-    const chart = canvas(150, "Margin between the two best tokens and error of the logits, token by token", (c, width, height) => {
-      const frame = { left: 46, right: width - 8, top: 20, bottom: height - 20 }, at = axes(c, frame, null, y, "token", "margin and error of the logits");
+    const chart = canvas(165, "Margin between the two best tokens and error of the logits, token by token", (c, width, height) => {
+      const frame = { left: 46, right: width - 8, top: 20, bottom: height - 38 }, at = axes(c, frame, null, y, "token", "margin and error of the logits");
       const X = (n) => frame.left + (n + 0.5) / cells.length * (frame.right - frame.left);
       const draw = (key, ink, dash, mark) => {
         c.strokeStyle = c.fillStyle = colour(ink); c.lineWidth = 1.6; c.setLineDash(dash); c.beginPath();
@@ -70,7 +74,7 @@ function texts(t) {
   const all = [...parted, ...rest], more = el("button", { type: "button", onclick: grow }, "More outputs");
   function grow() {
     for (const p of all.slice(shown, shown + 30)) list.append(el("div", {}, el("div", {}, el("b", {}, `${p.verdict} `), el("span", { class: "soft" }, `${p.number}. ${p.prompt || "(no prompt)"}`, p.first_character !== null && p.first_character !== undefined ? `, parts at character ${p.first_character}` : p.first_token !== null && p.first_token !== undefined ? `, parts at token ${p.first_token}` : "")),
-      p.verdict === "PASS" ? null : el("div", { class: "diff" }, p.common && [p.common, " "], p.reference_at || p.target_at ? [el("del", { title: "reference" }, p.reference_at || "(end)"), el("span", { class: "soft" }, " | "), el("ins", { title: "target" }, p.target_at || "(end)")] : el("span", { class: "soft" }, p.why))));
+      p.verdict === "PASS" ? null : el("div", { class: "diff" }, p.common && p.common, p.reference_at || p.target_at ? [el("del", { title: "reference" }, p.reference_at || "(end)"), el("span", { class: "soft" }, " | "), el("ins", { title: "target" }, p.target_at || "(end)")] : el("span", { class: "soft" }, p.why))));
     shown = Math.min(all.length, shown + 30);
     more.classList.toggle("hidden", shown >= all.length);
   }

@@ -32,7 +32,7 @@ function glyph(verdict) {
   const path = svg("path", { d: shape(SHAPES[verdict] || "ring", 6, 6, 4) });
   path.style.fill = SHAPES[verdict] === "ring" ? "none" : `var(--${verdict})`;
   path.style.stroke = `var(--${verdict})`;
-  return svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, path);
+  return svg("svg", { viewBox: "0 0 12 12", class: "mark", "aria-hidden": "true" }, path);
 }
 
 function chip(verdict, words = verdict) { return el("span", { class: "chip" }, glyph(verdict), words); }
