@@ -35,7 +35,10 @@ ROOMS = {
     # the demo is a user of the api, reached from the command line
     "demo": {"api"},
 }
-HEAVY = {"torch", "paddle", "onnx", "onnxruntime", "jax", "h5py", "transformers", "ray", "pyarrow", "jinja2", "plotly", "matplotlib", "pandas", "polars"}
+HEAVY = {
+    "torch", "paddle", "onnx", "onnxruntime", "jax", "h5py", "transformers", "ray", "pyarrow", "jinja2", "plotly", "matplotlib", "pandas",
+    "polars",
+}  # fmt: skip
 
 
 def room_of(path: Path) -> str:
