@@ -28,7 +28,9 @@ def html(item: Any) -> str:
         return _comparison(item)
     if isinstance(item, Finding):
         return _table(("operator", "type", "where", "cause", "why"), [_finding(item)])
-    return f"<pre>{escape(chr(10).join(_run(item)))}</pre>"
+    heading, tree = _run(item)
+    folded = f"<details><summary>modules</summary><pre>{_lines(tree)}</pre></details>" if tree else ""
+    return f"<pre>{_lines(heading)}</pre>{folded}"
 
 
 def markdown(item: Any) -> str:
@@ -39,7 +41,8 @@ def markdown(item: Any) -> str:
         head, row = ("operator", "type", "where", "cause", "why"), _finding(item)
         cells = (code(row[0]), code(row[1]), *map(words, row[2:]))
         return "\n".join(table(head, [cells])) + "\n"
-    return fenced("\n".join(_run(item))) + "\n"
+    heading, tree = _run(item)
+    return fenced("\n".join([*heading, "", *tree]).rstrip("\n")) + "\n"
 
 
 def line(item: Any) -> str:
@@ -79,19 +82,23 @@ def _cause(finding: Finding) -> str:
     return f"{words} ({finding.confidence})"
 
 
-def _run(run: Any) -> list[str]:
+def _run(run: Any) -> tuple[list[str], list[str]]:
+    """What ran, and its modules; of a very large run one line."""
     if len(run.records) > _DESCRIBED:
-        return [line(run)]
-    heading = list(show.heading(run))
+        return [line(run)], []
     tree = list(islice(show.tree(run, show.Choice()), _LINES + 1))
     more = ["... whence show has all"] if len(tree) > _LINES else []
-    return [*heading, "", *tree[:_LINES], *more]
+    return list(show.heading(run)), [*tree[:_LINES], *more]
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return escape("\n".join(lines))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f'<th style="{_CELL}">{escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{_safe(cell)}</td>' for cell in row) + "</tr>" for row in rows)
-    return f'<table style="border-collapse:collapse"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<table style="border-collapse:collapse;font-size:inherit"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _code(text: str) -> str:

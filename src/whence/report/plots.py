@@ -190,20 +190,21 @@ def _look(style: Style, points: int) -> dict[str, Any]:
 
 
 def _steps(calls: Sequence[PageCall], axes: Axes) -> None:
-    """Thin lines where a step begins; a label on some when there are many."""
-    begins = [
-        (at, call.step) for at, call in enumerate(calls) if at == 0 or (call.step, call.rank) != (calls[at - 1].step, calls[at - 1].rank)
-    ]
+    """Thin lines where a step begins, of at most twenty, with their numbers."""
+    places = [(call.rank, call.step) for call in calls]
+    begins = [at for at, place in enumerate(places) if at == 0 or place != places[at - 1]]
     if len(begins) < 2:
         return
+    several = len({rank for rank, _ in places}) > 1
     every = -(-len(begins) // 20)
-    for number, (at, step) in enumerate(begins[: 20 * every]):
-        if number % every:
-            continue
+    for at in begins[::every]:
+        rank, step = places[at]
+        label = f"{rank}:{step}" if several else f"{step}"
+        head = ("rank:step " if several else "step ") if at == 0 else ""
         axes.axvline(at - 0.5, color=_LINE, linewidth=0.7, zorder=1)
         axes.annotate(
-            f"step {step}" if number == 0 else f"{step}", (at - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(2, -9),
-            textcoords="offset points", fontsize=7, color=_SOFT,
+            head + label, (at - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(2, -9), textcoords="offset points", fontsize=7,
+            color=_SOFT,
         )  # fmt: skip
 
 
@@ -343,7 +344,13 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
         stars = [(values.index(value), names.index(name)) for name, value in marked]
         if stars:
             axes.scatter(
-                *zip(*stars), marker="*", s=46, color=STYLES["introduced"].colour, edgecolors="white", linewidths=0.4, label="introduced"
+                *zip(*stars),
+                marker="*",
+                s=46,
+                color=STYLES["introduced"].colour,
+                edgecolors="white",
+                linewidths=0.4,
+                label="introduced here",
             )
             figure.legend(loc="outside lower left", fontsize=8)
         some = range(0, len(names), -(-len(names) // _LABELS))
