@@ -59,9 +59,9 @@ def watch(
             writing = left.writing or right.writing
             now = (writing, *((side.done, len(side.run.calls) if not side.writing else 0) for side in (left, right)))
             if now != seen and (not writing or min(left.last, right.last) >= 0):
-                seen, began = now, time.monotonic()
+                first, seen, began = not seen, now, time.monotonic()
                 runs = _shared(left, right) if writing else (left.run, right.run)
-                result = compare(*runs, output=output, force=True, **how)
+                result = compare(*runs, output=output, force=force or not first, **how)
                 yield result
                 if not writing or (result.status == "different" and any(f.confidence == "certain" for f in result.findings)):
                     return
