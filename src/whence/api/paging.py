@@ -24,6 +24,7 @@ from whence.results import Comparison, Row, SlotPair, Verdict, severity
 
 DETAILS = 40
 _ALWAYS = ("started", "capture ended")  # differ between any two runs
+_LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
 _TELLING = ("introduced", "param-diff", "structural", "precision", "amplified", "nondeterministic", "undetermined")
 
@@ -234,8 +235,8 @@ def _facts(run: Run) -> dict[str, str]:
     }  # fmt: skip
     for root, settings in align.settings_of(run).items():
         for name, value in settings.items():
-            if isinstance(value, (str, int, float, bool)) or (isinstance(value, list) and len(str(value)) < 100):
-                out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            if isinstance(value, (str, int, float, bool, list, dict)) and len(str(value)) < _LONGEST:
+                out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, (list, dict)) else str(value)
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
             out[f"observer effect {number + 1}" if number else "observer effect"] = note.text
