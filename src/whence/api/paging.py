@@ -205,7 +205,8 @@ def _parameters(rows: Iterable[Row]) -> str:
         return "equal"
     if any(r.measured.tier == "none" for r in held):
         return "not compared"
-    return "equal after rounding" if all(r.reference_dtype != r.target_dtype for r in held if not r.measured.identical) else "differ"
+    rounded = all((r.measured.values.get("rel_l2") or 0.0) <= judge.coarser(r.reference_dtype, r.target_dtype) for r in held)
+    return "differ by no more than rounding to the coarser dtype" if rounded else "differ"
 
 
 def _noise(numbers: Mapping[str, float | None], made: Sequence[Row]) -> float | None:
