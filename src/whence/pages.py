@@ -34,7 +34,8 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     incoming: the same of what it read. noise: largest error that rounding and what came in explain here, None where that is not known.
     own: error that its own rounding makes. score: error over what is allowed, of its worst region. shares: of the squared error that
     came in, that the target made, that the reference's own rounding made. evidence, confidence, cause, sentence, slot, operator: of the
-    worst region. source, target_source: where it stands in the code. parameters: "equal", "differ", "not compared", "" without any.
+    worst region. source, target_source: where it stands in the code. parameters: "equal", "differ", "differ by no more than
+    rounding ...", "not compared", "" without any.
     program: why it was not replayed, "" when there is a program.
     """
 

@@ -246,3 +246,23 @@ def test_a_narrow_screen_has_no_sideways_scroll(opened):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 380
     tab.keyboard.press("f")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 380
+
+
+def test_a_fault_far_down_a_flat_list_is_in_view(opened):
+    """Dumps of other tools have thousands of operators and no tree."""
+    made = page(layers=60, steps=1)
+    flat = msgspec.structs.replace(made, calls=tuple(msgspec.structs.replace(c, parent=-1, leaf=True) for c in made.calls))
+    hit = made.comparison.findings[0].pair
+    far = opened(flat, f"#call={hit + 400}")
+    assert far.locator(f"#modules [data-call='{hit + 400}'] > .row.on").count() == 1
+    assert "more before" in far.inner_text("#modules .tree")
+
+
+def test_equal_runs_need_no_chart(opened):
+    made = page()
+    equal = tuple(msgspec.structs.replace(c, verdict="identical", error=0.0, noise=None) for c in made.calls)
+    same = msgspec.structs.replace(made.comparison, status="same", findings=(), counts={"identical": len(equal)})
+    tab = opened(msgspec.structs.replace(made, calls=equal, comparison=same, details=()))
+    assert tab.inner_text("h1") == "Bitwise identical."
+    assert tab.locator("#run-chart").count() == 0
+    assert "bit for bit" in tab.inner_text("#start")

@@ -24,6 +24,7 @@ from whence.results import Comparison, Row, SlotPair, Verdict, severity
 
 DETAILS = 40
 _ALWAYS = ("started", "capture ended")  # differ between any two runs
+_LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
 _TELLING = ("introduced", "param-diff", "structural", "precision", "amplified", "nondeterministic", "undetermined")
 
@@ -204,7 +205,8 @@ def _parameters(rows: Iterable[Row]) -> str:
         return "equal"
     if any(r.measured.tier == "none" for r in held):
         return "not compared"
-    return "equal after rounding" if all(r.reference_dtype != r.target_dtype for r in held if not r.measured.identical) else "differ"
+    rounded = all((r.measured.values.get("rel_l2") or 0.0) <= judge.coarser(r.reference_dtype, r.target_dtype) for r in held)
+    return "differ by no more than rounding to the coarser dtype" if rounded else "differ"
 
 
 def _noise(numbers: Mapping[str, float | None], made: Sequence[Row]) -> float | None:
@@ -234,8 +236,8 @@ def _facts(run: Run) -> dict[str, str]:
     }  # fmt: skip
     for root, settings in align.settings_of(run).items():
         for name, value in settings.items():
-            if isinstance(value, (str, int, float, bool)) or (isinstance(value, list) and len(str(value)) < 100):
-                out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            if isinstance(value, (str, int, float, bool, list, dict)) and len(str(value)) < _LONGEST:
+                out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, (list, dict)) else str(value)
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
             out[f"observer effect {number + 1}" if number else "observer effect"] = note.text

@@ -1,6 +1,7 @@
 // The page in the order of its answers: same or not; where it starts; why we believe it; how far it matters; what else was seen.
 function start() {
   const band = C.noise.some((n) => n > 0);
+  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `Every one of ${count(CALLS, "call")} made what the reference made, bit for bit.`));
   return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution${band ? "; shaded is what rounding in it, and what it was given, explain" : ""}. Point for numbers, click to open.`, runChart()) : null;
 }
 
@@ -37,7 +38,7 @@ function sides() {
   const [left, right] = DATA.sides, names = [...new Map([...(left.facts || []), ...(right.facts || [])])].map(([k]) => k);
   const of = (side) => new Map(side.facts || []), a = of(left), b = of(right), differing = new Set(left.differing || []);
   const row = (k) => el("tr", {}, el("td", { class: "soft" }, k), el("td", {}, a.get(k) || ""), el("td", { class: differing.has(k) ? "differs" : "" }, b.get(k) || "", differing.has(k) && el("span", { class: "soft" }, " (differs)")));
-  const main = names.filter((k) => differing.has(k) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k)), rest = names.filter((k) => !main.includes(k));
+  const main = names.filter((k) => differing.has(k) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
   const table = (list, head) => el("div", { class: "scroll" }, el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
   const head = [el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
   return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides`), table(rest)) : null,

@@ -1,6 +1,7 @@
 // Rank by layer, and step by layer: the largest error of each name there, with a frame where something is introduced.
 function maps() {
   const out = [];
+  if (C.error.every((e) => e === 0)) return null;
   if (GROUPS.ranks.length > 1) out.push(layerMap("rank", C.rank, GROUPS.ranks));
   if (GROUPS.steps.length > 1) out.push(layerMap("step", C.step, GROUPS.steps));
   return out.length ? section("maps", GROUPS.ranks.length > 1 ? "By rank, step and layer" : "By step and layer", "The largest relative error of every name; framed where it is introduced. A click opens the call.", out) : null;

@@ -34,25 +34,29 @@ function runChart() {
     if (list.some(([i]) => C.error[i] === 0)) g.fillText("equal", frame.left - 6, zero);
     if (list.some(([i]) => C.error[i] === null)) g.fillText("unknown", frame.left - 6, none);
 
-    // What rounding and what came in explain: the band's upper edge, call by call.
+    // What rounding and what came in explain, call by call: half-way to the neighbours, and nothing where nothing is to be explained.
     const clamp = (v) => Math.max(y[0], Math.min(y[1], LOG(v)));
     const sorted = by === "order" ? list : [...list].sort((a, b) => a[1] - b[1]);
-    const edge = sorted.filter(([i]) => C.noise[i] > 0).map(([i, x]) => [X(x), at.y(clamp(C.noise[i])), x]);
-    const gap = by === "order" ? Math.max(40, (highX - lowX) / 12) : Infinity;
-    g.fillStyle = colour("band"); g.strokeStyle = colour("band-edge"); g.lineWidth = 1;
-    for (let a = 0; a < edge.length;) {
-      let b = a;
-      while (b + 1 < edge.length && edge[b + 1][2] - edge[b][2] < gap) b++;
-      const part = edge.slice(a, b + 1), left = part[0][0] - 3, right = part[part.length - 1][0] + 3;
-      g.beginPath(); g.moveTo(left, frame.bottom); g.lineTo(left, part[0][1]);
-      for (const [x, v] of part) g.lineTo(x, v);
-      g.lineTo(right, part[part.length - 1][1]); g.lineTo(right, frame.bottom); g.fill();
-      g.beginPath(); g.moveTo(left, part[0][1]); for (const [x, v] of part) g.lineTo(x, v); g.lineTo(right, part[part.length - 1][1]); g.stroke();
-      a = b + 1;
+    const columns = [];
+    for (const [i, x] of sorted) {
+      const last = columns[columns.length - 1];
+      if (last && last.at === x) last.noise = Math.max(last.noise, C.noise[i] || 0);
+      else columns.push({ at: x, x: X(x), noise: C.noise[i] || 0 });
     }
+    const fill = new Path2D(), edge = new Path2D();
+    columns.forEach((c, k) => {
+      if (!c.noise) return;
+      const before = columns[k - 1], behind = columns[k + 1], top = at.y(clamp(c.noise));
+      const left = before ? Math.max(c.x - 12, (before.x + c.x) / 2) : c.x - 4, right = behind ? Math.min(c.x + 12, (behind.x + c.x) / 2) : c.x + 4;
+      fill.rect(left, top, right - left, frame.bottom - top);
+      if (before?.noise && left > c.x - 12) edge.lineTo(left, top); else edge.moveTo(left, top);
+      edge.lineTo(right, top);
+    });
+    g.fillStyle = colour("band"); g.strokeStyle = colour("band-edge"); g.lineWidth = 1;
+    g.fill(fill); g.stroke(edge);
 
     // Steps (and ranks) are told apart by lines where they begin.
-    g.fillStyle = colour("faint"); g.textBaseline = "top";
+    g.fillStyle = colour("soft"); g.textBaseline = "top";
     if (by === "layer") { g.textAlign = "right"; g.fillText("calls of one name share a place, in the order of their first", frame.right, height - 14); }
     if (by !== "layer" && GROUPS.steps.length > 1 && step < 0) {
       let before = null, lastText = -99;
@@ -68,6 +72,13 @@ function runChart() {
     points = list.map(([i, x]) => [X(x), C.error[i] === null ? none : C.error[i] > 0 ? at.y(LOG(C.error[i])) : zero, i]);
     const colours = Object.fromEntries(VERDICTS.map((v) => [v, colour(v)]));
     const big = list.length < 400 ? 5 : list.length < 3000 ? 4 : 3;
+    // How far what is introduced stands above what is explained.
+    for (const [px, py, i] of points) {
+      if (!GUILTY.has(verdict(i)) || !(C.noise[i] > 0) || !(C.error[i] > C.noise[i])) continue;
+      const foot = at.y(clamp(C.noise[i]));
+      g.strokeStyle = colours[verdict(i)]; g.globalAlpha = 0.55; g.setLineDash([2, 3]); line(g, px, py, px, foot); g.setLineDash([]);
+      g.globalAlpha = 1; g.strokeStyle = colour("band-edge"); g.lineWidth = 2; line(g, px - 5, foot, px + 5, foot); g.lineWidth = 1;
+    }
     const marks = new Map(SEVERITY.map((v) => [v, []]));
     for (const [px, py, i] of points) marks.get(verdict(i))?.push(shape(SHAPES[verdict(i)], px.toFixed(1) * 1, py.toFixed(1) * 1, GUILTY.has(verdict(i)) ? 5.5 : big));
     for (const [v, shapes] of marks) {  // one path a verdict, the worst on top

@@ -12,13 +12,15 @@ function tree() {
   const interesting = (i) => GUILTY.has(SEVERITY[worst[i]]);
   for (let i = 0; i < CALLS && open.size < 300; i++) if (KIDS[i].length && interesting(i) && C.step[i] === (DATA.answer.findings[0]?.step ?? C.step[0])) open.add(i);
   if (!open.size && ROOTS.length) open.add(ROOTS[0]);
-  let focus = -1, follow = "", along = null, limit = 200;
+  let focus = -1, follow = "", along = null, limit = 200, above = new Set();
   const box = el("div", { class: "tree", role: "tree", "aria-label": "Modules" });
   const said = el("span", { class: "end" });
 
   function rows(list, level) {
-    const cut = list.length > limit ? list.slice(0, limit) : list;
-    return [...cut.map((i) => {
+    const chosen = list.length > limit ? list.findIndex((i) => i === focus || above.has(i)) : -1;
+    const from = chosen >= limit ? Math.max(0, chosen - 40) : 0, cut = list.slice(from, from + limit);
+    const more = (hidden, words) => hidden > 0 ? el("div", { class: "empty" }, el("button", { class: "plain", type: "button", onclick: () => { limit *= 5; draw(); } }, `${count(hidden)} more ${words}`)) : null;
+    return [more(from, "before"), ...cut.map((i) => {
       const kids = KIDS[i].length, isOpen = open.has(i);
       const short = C.parent[i] >= 0 && name(i).startsWith(`${name(C.parent[i])}.`) ? name(i).slice(name(C.parent[i]).length + 1) : name(i);
       const state = SEVERITY[worst[i]];
@@ -28,9 +30,11 @@ function tree() {
       } }, el("span", { class: "tw" }, kids ? (isOpen ? "▾" : "▸") : ""), el("span", { class: "glyph" }, glyph(state)), el("code", {}, short), el("span", { class: "soft" }, type(i)), where(i) && level === 0 ? el("span", { class: "soft" }, where(i)) : null,
       state !== "identical" && state !== verdict(i) ? el("span", { class: "soft" }, `${state} inside`) : el("span", { class: "soft" }, verdict(i)), el("span", { class: "num" }, C.error[i] ? number(C.error[i]) : C.error[i] === 0 ? "equal" : "unknown"));
       return el("div", { role: "treeitem", "aria-level": level + 1, "aria-expanded": kids ? String(isOpen) : null, "data-call": i, tabindex: -1 }, row, kids && isOpen ? el("div", { role: "group" }, rows(KIDS[i], level + 1)) : null);
-    }), list.length > cut.length ? el("div", { class: "empty" }, el("button", { class: "plain", type: "button", onclick: () => { limit *= 5; draw(); } }, `${count(list.length - cut.length)} more`)) : null];
+    }), more(list.length - from - cut.length, "behind")];
   }
   function draw() {
+    above = new Set();
+    for (let up = focus >= 0 ? C.parent[focus] : -1; up >= 0; up = C.parent[up]) above.add(up);
     box.replaceChildren(...rows(ROOTS, 0).filter(Boolean));
     (box.querySelector(".row.on")?.parentNode || box.firstElementChild)?.setAttribute?.("tabindex", "0");
   }
