@@ -1,4 +1,4 @@
-"""Write a comparison as one HTML page that explains it, as plots, or as what tickets and build servers read.
+"""Write a comparison as one HTML page that explains it, as plots, or for tickets and build servers.
 
 \b
     whence report cmp -o report.html
