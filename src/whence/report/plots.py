@@ -29,6 +29,7 @@ _NAMED = 6  # findings with their name in a plot
 _POINTS = 5000  # beyond these an SVG holds an image of them
 _LABELS = 64  # names of a heatmap's rows
 _NAME = 44  # characters of one
+_GUILTY = ("introduced", "param-diff", "structural")
 _NARROW = 12  # steps that get a tick each
 
 
@@ -123,7 +124,7 @@ def telling(page: Page) -> list[PageDetail]:
     pairs = [finding.pair for finding in page.comparison.findings]
     places = {call.pair: at for at, call in enumerate(page.calls)}
     found = [places[pair] for pair in pairs if pair in places]
-    other = [d.call for d in page.details if page.calls[d.call].verdict in ("introduced", "param-diff", "structural")]
+    other = [d.call for d in page.details if page.calls[d.call].verdict in _GUILTY]
     best: dict[int, PageDetail] = {}
     for detail in page.details:
         if not detail.identical and detail.edges and (detail.call not in best or _made(detail) > _made(best[detail.call])):
@@ -150,6 +151,10 @@ def along(page: Page, figure: Figure) -> None:
         at, noise = zip(*banded)
         axes.fill_between(at, low, noise, step="mid", color=_BAND, linewidth=0, label="explained by rounding and what came in")
         axes.step(at, noise, where="mid", color=_BAND_EDGE, linewidth=0.4)
+    stems = [(at, call.noise, call.error) for at, call in enumerate(calls) if call.verdict in _GUILTY and call.noise and call.error]
+    if stems:  # how far what is introduced stands above the rounding of its call
+        at, noise, error = zip(*stems)
+        axes.vlines(at, noise, error, color=STYLES["introduced"].colour, linewidth=0.9, zorder=2.5)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.set_xlim(-0.02 * len(calls) - 0.5, 1.02 * len(calls) - 0.5)
@@ -334,7 +339,7 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
             at = call.name, getattr(call, axis)
             before = worst.get(at)
             worst[at] = call.error if before is None else max(before, call.error or 0.0)
-            if call.verdict in ("introduced", "param-diff", "structural"):
+            if call.verdict in _GUILTY:
                 marked.add(at)
 
     def draw(figure: Figure) -> None:
