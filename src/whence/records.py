@@ -245,7 +245,8 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its k-th child was given (from 0),
     inputs "k:output.x" and "k:mutated.x" what that child left. calls: (child, how many operations run before it). same: (slot,
     slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
-    names: of a compiled graph, the name of the node that each operation was ("addmm_3").
+    Of a compiled graph: names: the name of the node that each operation was ("addmm_3"). scopes: path of the module that each is in.
+    picks: (name, operation, result) of nodes that pick one of several results.
     """
 
     id: str
@@ -266,6 +267,8 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     same: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
+    scopes: tuple[str, ...] = ()
+    picks: tuple[tuple[str, int, int], ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):

@@ -185,7 +185,7 @@ def test_a_graph_is_a_call_with_its_parameters_its_program_and_its_texts(tmp_pat
     assert "torch.ops.aten.addmm.default" in text_of(run, "optimized")[0]
     assert re.search(r"# cpp_fused_\w+: .*mul", text_of(run, "optimized")[0])
     program = run.programs[first.program]
-    assert len(program.names) == len(program.operations)
+    assert len(program.names) == len(program.scopes) == len(program.operations)
     assert [o.name for o, n in zip(program.operations, program.names) if n == "addmm"] == ["aten.addmm.default"]
 
 
@@ -535,6 +535,47 @@ def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_pat
     assert {c.scope for c in of_kind(run, "operator")} == {"b", "b.fc"}
     assert any(c.scope == "a" and c.kind == "module" for c in run.calls)
     assert any("backend aot_eager" in n.text for n in run.notes if n.kind == "inside-not-seen")
+
+
+BACKEND = """
+import sys, torch
+from torch._inductor.compile_fx import compile_fx
+torch.set_num_threads(1)
+torch.manual_seed(0)
+class Part(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+    def forward(self, x):
+        return self.norm(x + torch.nn.functional.gelu(self.fc(x)))
+def backend(gm, inputs):
+    norms = [n for n in gm.graph.nodes if n.target is torch.nn.functional.layer_norm]
+    if "--bug" in sys.argv:
+        norms[1].args = (*norms[1].args[:4], 1e-2)
+        gm.recompile()
+    if "--late" in sys.argv:
+        from torch._inductor import compile_fx as module
+        return module.compile_fx(gm, inputs)
+    return compile_fx(gm, inputs)
+model = torch.compile(torch.nn.Sequential(Part(), Part(), Part()).eval(), backend=backend)
+with torch.no_grad():
+    print(model(torch.randn(4, 16)).sum().item().hex())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [["--late"], []])
+def test_a_backend_of_ones_own_that_ends_in_inductor_is_captured_and_its_pass_found(tmp_path, late):
+    (tmp_path / "script.py").write_text(BACKEND)
+    python = [sys.executable, str(tmp_path / "script.py"), *late]
+    for name, how, args in (("ref", ["--graph-mode", "fx"], []), ("tgt", [], ["--bug"])):
+        command = [sys.executable, "-m", "whence", "run", "--level", "graph", *how, "-o", str(tmp_path / name), "--", *python, *args]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if args:
+            assert done.stdout == subprocess.run([*python, *args], capture_output=True, text=True, check=True).stdout
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert (result.status, [(f.name, f.cause) for f in result.findings]) == ("different", [("1.norm", "semantic")])
 
 
 # ---- refusals

@@ -70,3 +70,34 @@ def test_a_run_without_onednn_is_the_same(tmp_path, onednn, swap):
     order = ("1", "0") if swap else ("0", "1")
     result = whence.compare(*(tmp_path / name for name in order))
     assert (result.status, result.findings) == ("same", ())
+
+
+class WrittenGelu(nn.Module):
+    """GELU as a decomposed graph writes it, with an error function of one's own."""
+
+    def __init__(self, erf):
+        super().__init__()
+        self.erf = erf
+
+    def forward(self, x):
+        return 0.5 * x * (1 + self.erf(x * 0.5**0.5))
+
+
+def vector_erf(x):
+    """Abramowitz and Stegun 7.1.26 in Horner form, as vector kernels have it."""
+    t = torch.reciprocal(x.abs() * 0.3275911 + 1)
+    r = torch.full_like(t, 1.061405429)
+    for a in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        r = r * t + a
+    return torch.sign(x) * (1 - r * t * torch.exp(-x * x))
+
+
+@pytest.mark.parametrize(("fault", "status"), [(0.0, "same"), (3e-5, "different")])
+def test_an_error_function_of_vector_kernels_is_no_fault(tmp_path, fault, status):
+    torch.manual_seed(0)
+    x = 0.7 * torch.randn(64, 96) - 1.5  # 1 + erf cancels
+    for name, erf in (("ref", torch.erf), ("tgt", lambda x: vector_erf(x) + fault)):
+        model = WrittenGelu(erf)
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(x)
+    assert whence.compare(tmp_path / "ref", tmp_path / "tgt").status == status

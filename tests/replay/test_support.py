@@ -198,6 +198,24 @@ def test_fused_operators_written_out_compute_the_same(base):
     assert torch.allclose(made[0], right[0], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_the_error_function_written_out_is_that_of_vector_kernels(dtype):
+    x = torch.linspace(-6, 6, 4001).to(dtype)
+    for table in (support.WRITTEN_OUT, stepwise.WRITTEN_OUT):
+        (made,) = table["erf"]({"self": x})
+        off = (made.double() - torch.erf(x.double())).abs().max()
+        assert made.dtype == torch.erf(x).dtype
+        assert (1e-7 < off < 4e-7) if dtype is torch.float32 else (off < 1e-7)
+    assert stepwise.WRITTEN_OUT["erf"]({"self": torch.tensor([-0.0, math.inf, -math.inf, math.nan])})[0].tolist()[1:3] == [1, -1]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_written_out(approximate):
+    x = torch.linspace(-6, 6, 4001)
+    (made,) = support.WRITTEN_OUT["gelu"]({"self": x, "approximate": approximate})
+    assert torch.allclose(made, torch.nn.functional.gelu(x, approximate=approximate), rtol=0, atol=1e-6)
+
+
 def test_special_values_are_all_there():
     settings = support.Settings(Path("nowhere"), factory="special", cpu_init=True)
     made = support.Elements(settings, support.Data(Path("nowhere")), "t", None, full=True).of(

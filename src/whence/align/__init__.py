@@ -1,5 +1,7 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
+from whence.align.calls.graphs import is_compiled, is_piece, kernel
+from whence.align.calls.modules import is_move
 from whence.align.calls.moves import is_handed_on
 from whence.align.calls.nearest import nearest
 from whence.align.calls.plan import MATCHES, plan
@@ -21,7 +23,8 @@ from whence.align.tokens.sequences import is_cache, is_position_or_mask, is_told
 
 __all__ = [
     "MATCHES", "NOT_SELECTED", "Aligned", "Derived", "Inner", "Making", "Map", "Shard", "align", "changed", "differences", "fit",
-    "followers", "is_cache", "is_gathered", "is_handed_on", "is_of_pieces", "is_on_ranks", "is_position_or_mask", "is_told_apart",
-    "is_unplaced", "load_map", "named", "nearest", "normal_scope", "plan", "prompts", "selected", "settings_of", "shown_rank",
+    "followers", "is_cache", "is_compiled", "is_gathered", "is_handed_on", "is_move", "is_of_pieces", "is_on_ranks", "is_piece",
+    "is_position_or_mask", "is_told_apart", "is_unplaced", "kernel", "load_map",
+    "named", "nearest", "normal_scope", "plan", "prompts", "selected", "settings_of", "shown_rank",
     "starred", "step_of",
 ]  # fmt: skip

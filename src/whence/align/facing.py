@@ -10,7 +10,9 @@ import msgspec
 from whence.align import mapped
 from whence.align.calls import fused as apart
 from whence.align.calls import moves
+from whence.align.calls.graphs import cut_alike
 from whence.align.calls.levels import one_level
+from whence.align.calls.modules import as_graphs, by_module, graphs_in_one
 from whence.align.calls.plan import plan
 from whence.align.calls.rebased import rebased
 from whence.align.derived import Derived, stated, worded
@@ -53,6 +55,16 @@ def align(
         said = [*said, *more]
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
+        if graphs_in_one(target, reference):
+            target = as_graphs(reference, target)
+        reference, target, cut = cut_alike(reference, target)
+        said = [*said, *cut]
+        if chart is None and graphs_in_one(reference, target):
+            reference, target, found = by_module(reference, target, inside(reference) if inside is not None else None)
+            found = msgspec.structs.replace(
+                found, notes=(*said, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+            )
+            return Aligned(reference, target, worded(target, found))
         target, moved = rebased(reference, target)
         said = [*said, *moved]
     if match in ("auto", "names"):

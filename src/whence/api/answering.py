@@ -60,8 +60,10 @@ class Answer:
 
     def coverage(self, per_call: Mapping[int, str]) -> Coverage:
         paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
-        selected = [c for c in align.selected(self.faces.calls) if GATHERED not in c.notes and (c.id in paired or not self._hands_on(c))]
-        handing_on = (c for c in self.faces.calls if c.id not in paired and self._hands_on(c))
+        selected = [
+            c for c in align.selected(self.faces.calls) if GATHERED not in c.notes and (c.id in paired or not self.faces.hands_on(c))
+        ]
+        handing_on = (c for c in self.faces.calls if c.id not in paired and self.faces.hands_on(c))
         handed_on = {r.record for c in handing_on for r in c.slots("output")}
         put_together = [c for c in self.faces.calls if GATHERED in c.notes]
         for number, pair in enumerate(self.faces.plan.pairs):
@@ -73,7 +75,7 @@ class Answer:
             index = paired.get(call.id)
             full = index is not None and self._outputs_known(call, index)
             measured += full
-            if call.parent == -1 and not full:
+            if call.parent == -1 and not full and (call.kind != "region" or call.slots("output")):
                 root_ok = False
         for call in put_together:
             # A dump may end with an operator that only hands on, and that the other run has not.
@@ -92,14 +94,6 @@ class Answer:
             root_ok,
             sum(self.judging.inside.values()),
         )
-
-    def _hands_on(self, call: Call) -> bool:
-        """Did an operator return the elements that it was given, in their order? One without a partner then hides nothing: they are
-        compared where they were made."""
-        records = self.faces.reference.records
-        given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
-        made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
-        return call.kind == "operator" and bool(made) and given.issuperset(made)
 
     def partly(self) -> int:
         """How many pairs of outputs were printed in part only."""

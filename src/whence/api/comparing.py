@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence import align
-from whence.api import generation
+from whence.api import generation, kernels
 from whence.api.again import Again
 from whence.api.answering import Answer
 from whence.api.checkpoints import complete
@@ -123,6 +123,7 @@ def compare_runs(
         verdicts = otherwise.judged(verdicts, first.differ)
         verdicts = first.doubted(complete(formed(verdicts, faces), faces))
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
+        verdicts = kernels.named(verdicts, faces)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
         judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
@@ -146,7 +147,7 @@ def compare_runs(
             *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
-            *faces.declaring.notes(),
+            *faces.declaring.notes(), *kernels.notes(faces, judging),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),

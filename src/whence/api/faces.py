@@ -202,6 +202,14 @@ class Faces:
         keys = [(p.reference_record, p.target_record) for p in pairs if p is not None]
         return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
 
+    def hands_on(self, call: Call) -> bool:
+        """Did an operator return the elements that it was given, in their order? One without a partner then hides nothing: they are
+        compared where they were made."""
+        records = self.reference.records
+        given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
+        made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
+        return call.kind == "operator" and bool(made) and given.issuperset(made)
+
     def alone(self, call: int) -> list[int]:
         """Calls below this one without a partner, and without one between; of those that were asked for."""
         found: list[int] = []

@@ -199,7 +199,10 @@ class Tapped:
                 verdict = coarse[record].verdict(verdict)
             if record in flagged:
                 first, *rest = units[up.seen]
-                if record == first:
+                through = self._wrong_inside(record, up, flagged)
+                if through is not None:
+                    verdict = self._consequence(verdict, through)
+                elif record == first:
                     suspects = up.places - fine
                     for other in rest:  # what is wrong in all of them is where they have one thing in common
                         suspects = suspects & (upstream[other].places - fine) or suspects
@@ -215,6 +218,13 @@ class Tapped:
         self.ran = self._whole(replayed)
         self._note(figures)
         return out
+
+    def _wrong_inside(self, record: int, up: _Upstream, flagged: Set[int]) -> int | None:
+        """A tensor inside one of the calls that this one rests on, which is wrong: the replay did not go on with it."""
+        inner = (r for found in self._inner.values() for r, _ in found if r in flagged and r != record)
+        return next(
+            (r for r in inner if self._maker[r] in up.behind and self._order[self._maker[r]] < self._order[self._maker[record]]), None
+        )
 
     def _declared(self, beyond: Set[int]) -> dict[int, Entry]:
         """Of tensors that are further off than rounding explains, those that the policy allows to be."""
@@ -264,13 +274,15 @@ class Tapped:
         made: dict[int, list[bool]] = defaultdict(list)
         for tile, region in self._tiles.items():
             if region.outputs:
+                through = tile in replayed or set(region.outputs) <= set(region.inputs)  # what hands on makes nothing
                 for call in self._path(tile[0]):
-                    made[call].append(tile in replayed)
+                    made[call].append(through)
         return {call for call, found in made.items() if all(found)}
 
     def inside(self) -> dict[int, int]:
         """By paired call, how many calls without a partner ran as part of it, on the way to a tensor that was compared."""
-        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran) for call in self.pairs}
+        calls, hands_on = self.faces.calls, self.faces.hands_on
+        counts = {call: sum(1 for k in self.faces.alone(call) if k in self.ran and not hands_on(calls[k])) for call in self.pairs}
         return {call: count for call, count in counts.items() if count}
 
     def _verdict(
@@ -291,8 +303,17 @@ class Tapped:
                 sentence=f"differs by rel_l2 {_said(error.value)}, and nothing it rests on is seen{f'; no replay: {why}' if why else ''}",
             )  # fmt: skip
         tile = self._maker[record]
-        shown = self.faces.target.calls[self._label(slot)].scope
-        return _but(verdict, stretch=tile[1], slot=slot.reference_slot, sentence=f"{verdict.sentence} (the target's {shown})")
+        label = self.faces.target.calls[self._label(slot)]
+        shown = label.scope or label.root
+        sentence = f"{verdict.sentence} (the target's {shown})"
+        return _but(verdict, stretch=tile[1], slot=slot.reference_slot, operator=self._operator(index, slot), sentence=sentence)
+
+    def _operator(self, index: int, slot: SlotPair) -> str:
+        """The operator that gave a tensor inside a call, "" for one at its boundary."""
+        if not slot.reference_slot.startswith("inside."):
+            return ""
+        program = self.faces.reference.programs.get(self.faces.calls[self.faces.plan.pairs[index].reference].program)
+        return program.operations[int(slot.reference_slot[7:])].name if program is not None else ""
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
         name = self.faces.target.calls[self._label(self._slots[first][1])].scope
@@ -320,6 +341,8 @@ class Tapped:
         common = [group[0] for group in zip(*paths) if len(set(group)) == 1][-1]
         parts = dict.fromkeys(self._topmost(t[0], behind) for t in sorted(own, key=self._order.__getitem__))
         if len(parts) < 2 or common in parts or (all(self._within(call, common) for call in parts) and calls[common].parent != -1):
+            if common != tile[0] and not calls[common].scope:
+                return _but(verdict, where=calls[common].root, named=common, sentence=sentence)
             return _but(verdict, where="" if common == tile[0] else calls[common].scope, sentence=sentence)
         # Several calls of a container that is more than they are.
         scopes = [calls[call].scope for call in parts]
@@ -353,7 +376,8 @@ class Tapped:
         if not hasattr(self, "_labels"):
             made = {m.record: m.operands[0][1][0] for m in self.faces.plan.made_target if m.operands}
             self._made = made
-            self._labels = {r.record: c.id for c in self.faces.target.calls for r in c.refs}
+            made_by = {r.record: c.id for c in self.faces.target.calls for r in c.slots("output")}
+            self._labels = {r.record: c.id for c in self.faces.target.calls for r in c.refs} | made_by
         record = slot.target_record
         while record in self._made:
             record = self._made[record]

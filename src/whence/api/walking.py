@@ -31,6 +31,7 @@ class Walk(Chain):
         self.inner: dict[tuple[int, int], int] = {}
         self.why = ""
         self._came: dict[int, Array] = {}
+        self._owned: set[int] | None = None
 
     def through(self, root: Call) -> dict[int, Array]:
         """What came up in this call and below, by record. What is not seen of its inputs is as before it, or the reference's."""
@@ -58,11 +59,19 @@ class Walk(Chain):
             self.why = self.why or f"{call.scope or call.root}: {error}"
             for kid in (self.side.run.calls[k] for k in self.side.children(call.id)):
                 there = {r.slot: self._instead(r.record) for r in kid.slots("input")}
-                known = {r.slot: self.state[r.record] for r in kid.slots("input") if r.record in self.state}
+                known = self._parameters(kid) | {r.slot: self.state[r.record] for r in kid.slots("input") if r.record in self.state}
                 self._try(kid, known | {slot: array for slot, array in there.items() if array is not None})
             return
         own = {r.slot: r.record for r in call.refs}
         self.state.update((own[slot], array) for slot, array in left.items() if slot in own)
+
+    def _parameters(self, call: Call) -> dict[str, Array]:
+        """The parameters that an operator was given as inputs: the reference's own."""
+        if call.kind != "operator":
+            return {}
+        if self._owned is None:
+            self._owned = {r.record for c in self.side.run.calls for r in c.slots("param")}
+        return {r.slot: self.side.run.array(r.record) for r in call.slots("input") if r.record in self._owned}
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         own = {r.slot: r.record for r in call.refs}

@@ -171,6 +171,7 @@ class GraphListener(Listener):
         self._held: dict[int, tuple[StorageRef, int | None, bytes, Any]] = {}
         self._regions: dict[int, _Region] = {}
         self._told: set[str] = set()
+        self._compiles = 0
         self._patched: list[tuple[Any, Any, Any]] = []
         super().__init__(session, model, **how)
         self._local: _Here = _Here()
@@ -200,9 +201,15 @@ class GraphListener(Listener):
             made = other.__call__
 
             @functools.wraps(made)
-            def __call__(wrapper: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-                listener._other_backend(wrapper)
-                return made(wrapper, *args, **kwargs)
+            def __call__(wrapper: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+                if not listener.active or isinstance(getattr(wrapper, "compiler_fn", None), _Inductor):
+                    return made(wrapper, gm, *args, **kwargs)
+                before = listener._compiles
+                with listener.instrumenting(gm):
+                    out = made(wrapper, gm, *args, **kwargs)
+                if listener._compiles == before:
+                    listener._other_backend(wrapper)
+                return out
 
             other.__call__ = __call__
             self._patched.append((other, made, __call__))
@@ -222,8 +229,11 @@ class GraphListener(Listener):
         super().remove()
 
     @contextlib.contextmanager
-    def instrumenting(self) -> Iterator[None]:
-        """While this lasts, graphs that are handed to inductor on this thread come to us."""
+    def instrumenting(self, whole: Any = None) -> Iterator[None]:
+        """While this lasts, graphs that are handed to inductor on this thread come to us.
+
+        whole: what dynamo handed to a backend that may know `compile_fx` since before.
+        """
         from torch._inductor import compile_fx, config
 
         if not self._checked:
@@ -246,19 +256,22 @@ class GraphListener(Listener):
                 inner = functools.partial(self._compile, self._modules_of(gm))
                 return original(gm, example_inputs, inner_compile=inner, **kwargs)
 
+            def by_default(gm: Any, example_inputs: Any, **how: Any) -> Any:
+                if threading.get_ident() != mine:
+                    return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+                return self._compile(self._modules_of(whole), gm, example_inputs, **how)
+
             compile_fx.compile_fx = compiled
             try:
-                yield
+                with inductor.inner_compile(original, by_default):
+                    yield
             finally:
                 if compile_fx.compile_fx is compiled:
                     compile_fx.compile_fx = original
 
     def _other_backend(self, wrapper: Any) -> None:
         name = getattr(wrapper, "compiler_name", "") or getattr(getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__)
-        if self.active and not isinstance(getattr(wrapper, "compiler_fn", None), _Inductor):
-            self._tell(
-                "inside-not-seen", f"compiled with the backend {name}: only inductor's graphs are captured, of this one its boundary"
-            )
+        self._tell("inside-not-seen", f"compiled with the backend {name}: only inductor's graphs are captured, of this one its boundary")
 
     def _tell(self, kind: str, text: str) -> None:
         if text not in self._told:
@@ -271,6 +284,7 @@ class GraphListener(Listener):
         """In the place of inductor's compile_fx_inner, for forward, backward and inference graphs."""
         from torch._inductor import compile_fx
 
+        self._compiles += 1
         if self.active:
             try:
                 made = self._make(modules, gm, example_inputs, how)
@@ -535,11 +549,11 @@ class GraphListener(Listener):
 
     def _whole(self, graph: Graph, inputs: Any, made: Execution) -> tuple[str, str]:
         sizes = nodes.Sizes(graph.module, inputs)
-        key = (sizes.key, tuple(graph.slots))
+        key = (sizes.key, tuple(graph.slots), graph.moved)
         if key not in graph.programs:
             program, why = nodes.program_of(
                 graph.module, inputs, dict(zip(graph.inputs, graph.slots)), sizes,
-                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0],
+                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0], graph.scope,
             )  # fmt: skip
             if program is not None and program.id not in self._programs:
                 self._programs.add(program.id)

@@ -209,19 +209,24 @@ def inputs_of(gm: Any) -> list[str]:
 
 
 def program_of(
-    gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int]
+    gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int],
+    scope: Callable[[Named], str] = lambda what: what.scope,
 ) -> tuple[Program | None, str]:  # fmt: skip
     """The graph as a program for these sizes, or why there is none.
 
     slots: of the graph's call, by placeholder ("input.0", "param.fc.weight"). constant: gives the record of a tensor that the graph holds.
+    scope: the module path of a node.
     """
     try:
-        return _program(gm, inputs, slots, sizes, constant), ""
+        return _program(gm, inputs, slots, sizes, constant, scope), ""
     except Unknown as why:
         return None, str(why)
 
 
-def _program(gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int]) -> Program:
+def _program(
+    gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int],
+    scope: Callable[[Named], str],
+) -> Program:  # fmt: skip
     operand: dict[Any, Any] = {}
     order: list[str] = []
     params: list[str] = []
@@ -230,6 +235,8 @@ def _program(gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Si
     constants: list[int] = []
     operations: list[Operation] = []
     names: list[str] = []
+    scopes: list[str] = []
+    picks: list[tuple[str, int, int]] = []
     outputs: list[tuple[str, Any]] = []
     notes: set[str] = set()
     written: dict[Any, Any] = {}
@@ -266,6 +273,7 @@ def _program(gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Si
         elif getattr(node.target, "__name__", "") == "getitem" and node.args[0] in operand:
             at, k = operand[node.args[0]]["op"]
             operand[node] = {"op": [at, k + int(node.args[1])]}
+            picks.append((node.name, at, k + int(node.args[1])))
         elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
             continue  # worked out where it is used
         else:
@@ -279,6 +287,7 @@ def _program(gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Si
                     written[place] = operand[node]
             operations.append(Operation(facts.name, args, kwargs))
             names.append(node.name)
+            scopes.append(scope(named(node)))
     for place, by in written.items():
         if place.op == "placeholder" and place in operand:
             outputs.append((f"mutated.{slots[place.name].partition('.')[2]}", by))
@@ -288,6 +297,7 @@ def _program(gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Si
         id="", operations=tuple(operations), inputs=tuple(order), outputs=tuple(outputs), params=tuple(params),
         constants=tuple(constants), base=base, input_dtypes=tuple(dtypes), default_dtype=NAMES[torch.get_default_dtype()],
         fixed=tuple(fixed), notes=tuple(sorted(notes)), names=tuple(names),
+        scopes=tuple(scopes), picks=tuple(picks),
     )  # fmt: skip
     return msgspec.structs.replace(program, id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted")))
 

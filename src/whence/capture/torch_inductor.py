@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import re
 import threading
@@ -157,6 +158,24 @@ def outside() -> Iterator[None]:
     autograd = _find("torch._functorch.config")
     with config.patch(changes), autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}):
         yield
+
+
+@contextlib.contextmanager
+def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
+    """While this lasts, `compile_fx` compiles by `instead` when not told by what: for those who imported it before."""
+    names = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
+    defaults = function.__defaults__ if "inner_compile" in names else None
+    if not defaults:
+        yield
+        return
+    at = names.index("inner_compile") - function.__code__.co_argcount
+    changed = list(defaults)
+    changed[at] = instead
+    function.__defaults__ = tuple(changed)
+    try:
+        yield
+    finally:
+        function.__defaults__ = defaults
 
 
 def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]) -> Any:

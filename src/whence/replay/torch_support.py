@@ -497,7 +497,26 @@ def _group_norm(named: Mapping[str, Any]) -> list[Any]:
     return [_scaled(y.reshape(x.shape), weight, bias), mean[..., 0], inverse[..., 0]]
 
 
+def _erf(named: Mapping[str, Any]) -> list[Any]:
+    """As vector kernels of 32 bits compute it, to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    x = named["self"]
+    if not x.is_floating_point() or x.dtype.itemsize > 4:
+        return [torch.erf(x)]
+    size = x.float().abs()
+    t = 1 / (1 + 0.3275911 * size)
+    terms = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return [torch.copysign(1 - terms * torch.exp(-size * size), x.float()).to(x.dtype)]
+
+
+def _gelu(named: Mapping[str, Any]) -> list[Any]:
+    x = named["self"]
+    if named.get("approximate", "none") != "none":
+        return [torch.nn.functional.gelu(x, approximate=named["approximate"])]
+    return [(0.5 * x * (1 + _erf({"self": x * math.sqrt(0.5)})[0]))]
+
+
 WRITTEN_OUT: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {
+    "erf": _erf, "special_erf": _erf, "gelu": _gelu,
     "scaled_dot_product_attention": lambda named: _attention(named)[:1],
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention, "_scaled_dot_product_cudnn_attention": _attention,

@@ -43,13 +43,14 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
     lines += [_row(left, right) for left, right in counts.lines(result, every=occurrences)]
     lines += [_row(left, right) for left, right in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
-        lines += [*_evidence(result), *_repetition(result), *_third(result), _counts(result)]
+        lines += [*_evidence(result), *_observed(result), *_repetition(result), *_third(result), _counts(result)]
     lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
     for side, names in result.without_partner.items():
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
         lines.append(_row("  ambiguous" if side == "ambiguous" else f"  only {side}", ", ".join(clean(n) for n in names[:4]) + more))
     lines += [_row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})") for n in result.nearest[:3]]
-    for note in (*result.environment[:6], *result.notes[:6]):
+    notes = [note for note in result.notes if _OBSERVER not in note]
+    for note in (*result.environment[:6], *notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
         tokens = ", generation.csv" if result.generation is not None else ""
@@ -132,6 +133,7 @@ def _declared(item: Declared) -> Iterator[str]:
         yield _row("  because", clean(item.reason))
 
 
+_OBSERVER = "observer effect: "
 _BLIND = {
     "two dumps": "errors below 5 times what came in",
     "statistics": "errors that leave min, max, mean and norm alone",
@@ -158,6 +160,14 @@ def rests_on(result: Comparison) -> str:
 def _evidence(result: Comparison) -> Iterator[str]:
     if said := rests_on(result):
         yield _row("  rests on", said)
+
+
+def _observed(result: Comparison) -> Iterator[str]:
+    """By how much the capture of each side changed what it saw, where that was measured."""
+    for note in result.notes:
+        side, found, words = note.partition(_OBSERVER)
+        if found:
+            yield _row("  observer effect", clean(f"{side}{words}"))
 
 
 def _repetition(result: Comparison) -> Iterator[str]:
