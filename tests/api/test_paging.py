@@ -1,5 +1,6 @@
 """What a page is given: the order and the flow of calls, the noise that explains an error, and elements looked at closely against numpy."""
 
+import json
 import math
 
 import ml_dtypes
@@ -197,6 +198,23 @@ def test_without_the_runs_the_page_says_what_is_missing(folder, tmp_path):
     assert [(c.name, c.verdict, c.error) for c in page.calls] == [(c.name, c.verdict, c.error) for c in page_of(compared).calls]
     swapped = msgspec.structs.replace(compared, rows=tuple(msgspec.structs.replace(r, name=f"x.{r.name}") for r in compared.rows))
     assert "not those that were compared" in page_of(swapped).missing[0]
+
+
+@pytest.mark.torch
+def test_runs_are_found_from_the_folder_of_the_comparison(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    whence.compare("ref", "tgt", output="below/cmp")
+    monkeypatch.chdir(tmp_path)
+    page = whence.api.page(folder / "below" / "cmp")
+    assert page.missing == ()
+    assert page.details
+
+
+def test_arrays_in_memory_are_looked_at_too(pair, tmp_path):
+    whence.compare({"a": pair[0]}, {"a": pair[1]}, html=tmp_path / "report.html")
+    told = json.loads((tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert told["missing"] == []
+    assert told["details"][0]["worst"]
 
 
 @pytest.mark.torch

@@ -73,7 +73,7 @@ def test_pointing_shows_the_call_and_a_click_opens_it(opened):
     hit = made.comparison.findings[0].pair
     shown = [i for i, c in enumerate(made.calls) if c.leaf]
     low, high = shown[0], shown[-1]
-    frame = box["x"] + 54 + 8, box["x"] + box["width"] - 12 - 8
+    frame = box["x"] + 60 + 8, box["x"] + box["width"] - 12 - 8
     x = frame[0] + (hit - low) / (high - low) * (frame[1] - frame[0])
     for y in range(int(box["y"]) + 24, int(box["y"] + box["height"]), 8):
         tab.mouse.move(x, y)

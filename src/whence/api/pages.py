@@ -11,6 +11,7 @@ from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 
 if TYPE_CHECKING:
     from whence.pages import Page
+    from whence.records import Run
     from whence.results import Comparison, TokenMatch
 
 _DETAILS = 40
@@ -23,13 +24,15 @@ def report_html(
     details: int = _DETAILS,
     tokens: str | os.PathLike[str] | None = None,
     force: bool = False,
+    runs: tuple[Run, Run] | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Path:
     """Write a comparison as one HTML page that needs nothing else, and return its path.
 
     comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens --format json`. details: of how many calls
     tensors are looked at closely; these are read from the two runs, without which the page says what is missing.
-    tokens: a file of `whence tokens --format json`, shown beside the comparison. progress: called with (done, of, what).
+    tokens: a file of `whence tokens --format json`, shown beside the comparison. runs: both, where they are open already. progress: called
+    with (done, of, what).
     Raises UnreadableRun, UsageError, OutputExists, StoreFailed.
     """
     file = Path(output)
@@ -37,7 +40,7 @@ def report_html(
         raise OutputExists(f"cannot write a page to {file}: it is a folder; name a file in it, like {file / 'report.html'}")
     if file.exists() and not force:
         raise OutputExists(f"{file} exists; --force replaces it, or choose another -o")
-    text = _html(page(comparison, details=details, tokens=tokens, progress=progress))
+    text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -81,6 +84,7 @@ def page(
     *,
     details: int = _DETAILS,
     tokens: str | os.PathLike[str] | None = None,
+    runs: tuple[Run, Run] | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Page:
     """What such a page shows, as a structure (`whence.pages`); takes what `report_html` takes. Raises UnreadableRun, UsageError."""
@@ -94,11 +98,11 @@ def page(
         raise UsageError(f"details {details}: a number of calls, 0 or more")
     texts = _texts(Path(tokens)) if tokens is not None else None
     if isinstance(comparison, Comparison):
-        return msgspec.structs.replace(page_of(comparison, details=details, tell=progress), texts=texts)
+        return msgspec.structs.replace(page_of(comparison, details=details, runs=runs, tell=progress), texts=texts)
     place = Path(comparison)
     if place.is_file() and texts is None and (alone := _texts_or_none(place)) is not None:
         return _of_texts(alone)
-    found = page_of(load_comparison(place), folder=os.fspath(place), details=details, tell=progress)
+    found = page_of(load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress)
     return msgspec.structs.replace(found, texts=texts)
 
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from whence import align, judge, metrics
-from whence.api.reopened import reopened
-from whence.api.runs import open_run
+from whence.api import statics
+from whence.api.reopened import reopened, runs_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.pages import Page, PageCall, PageDetail, PageHeatmap, PageSide
@@ -30,21 +30,24 @@ _TELLING = ("introduced", "param-diff", "structural", "precision", "amplified", 
 
 
 def page_of(
-    compared: Comparison, *, folder: str = "", details: int = DETAILS, tell: Callable[[int, int, str], None] = lambda *_: None
-) -> Page:
+    compared: Comparison, *, folder: str = "", details: int = DETAILS, runs: tuple[Run, Run] | None = None,
+    tell: Callable[[int, int, str], None] = lambda *_: None,
+) -> Page:  # fmt: skip
     """The page of a comparison. details: calls whose tensors are looked at: findings, what introduces, their neighbours, then the rest.
 
+    folder: where the comparison lies. runs: both, where they are open already; else they are opened.
     Reads elements of these only. A run that is gone or was changed is no error: `missing` says so.
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None
-    runs: tuple[Run, ...] = ()
     try:
-        runs = tuple(open_run(path) for path in (compared.reference, compared.target))
-        if compared.generation is None or not compared.generation.logits_only:  # else tokens alone were compared
-            aligned, _ = reopened(compared)
+        runs = runs or runs_of(compared, folder)
+        if any(statics.is_program(run) for run in runs):
+            missing.append("programs were compared before anything was computed: there is no tensor to show")
+        elif compared.generation is None or not compared.generation.logits_only:  # else tokens alone were compared
+            aligned, _ = reopened(compared, runs=runs)
         if aligned is not None and not _is_of(aligned, compared):
-            aligned, runs = None, ()
+            aligned, runs = None, None
             missing.append(
                 "the runs are not those that were compared (they were changed since): the tree, sources and elements are left out"
             )
@@ -55,7 +58,7 @@ def page_of(
     found: tuple[PageDetail, ...] = ()
     if aligned is not None and details and made:
         found = tuple(_Looking(compared, aligned, made, tell).details(details))
-    facts = [_facts(run) for run in runs] or [{}, {}]
+    facts = [_facts(run) for run in runs] if runs is not None else [{}, {}]
     sides = [
         PageSide(
             path,

@@ -106,6 +106,7 @@ def compare(
         opened(target, "<target arrays>"),
         opened(third) if third is not None else None,
     )
+    runs = left, right
     left, right, given = statics.laid(left, right, statics.programs(program, opened))
     left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
@@ -127,7 +128,7 @@ def compare(
     if html is not None:
         from whence.api.pages import report_html
 
-        report_html(folder if folder is not None else result, html, force=force)
+        report_html(folder if folder is not None else result, html, force=force, runs=runs)
     return result
 
 

@@ -41,7 +41,8 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
         return f"{clean(result.headline)}." if result.headline else "No operator is at fault beyond doubt."
     more = f" and {count(len(result.findings) - 1, 'further finding')}" if len(result.findings) > 1 else ""
     start = {"param-diff": "A parameter differs in", "structural": "The structure differs at"}.get(first.verdict, "The error starts in")
-    return f"{start} {clean(first.name)} ({clean(first.op_type)}){more}."
+    kind = f" ({clean(first.op_type)})" if first.op_type else ""
+    return f"{start} {clean(first.name)}{kind}{more}."
 
 
 def _rests(page: Page) -> str:
@@ -65,6 +66,7 @@ def _coverage(result: Comparison) -> list[tuple[str, str]]:
     if not c.calls:
         return []
     return [
-        (count(c.calls), "captured"), (count(c.paired), "paired"), (count(c.measured), "measured"), (count(c.replayed), "replayed"),
+        (count(c.calls), "captured"), (count(c.paired), "paired"), (count(c.measured), "measured"),
+        (count(c.replayed if result.evidence == "replay" else 0), "replayed"),
         (count(result.unmatched), "unmatched"), (count(result.incomparable), "incomparable"),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ function runChart() {
   }
 
   const chart = canvas(HEIGHT, words, (g, width, height) => {
-    const frame = { left: 54, right: width - 12, top: 24, bottom: height - 56 };
+    const frame = { left: 60, right: width - 12, top: 24, bottom: height - 56 };
     const list = placed();
     const positive = [];
     for (const [i] of list) positive.push(C.error[i], C.own[i]);
