@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -22,19 +22,27 @@ ROOMS = {
     "cli": {"api", "report", "demo"},
     # other tools' names are users of the api
     "compat": {"api"},
+    # what tests of users import, and the pytest plugin
+    "testing": {"api", "report"},
     # nouns import each other downwards
     "errors": set(),
     "_kernels": set(),
     "segments": set(),
     "dtypes": {"errors"},
-    "records": {"dtypes", "errors"},
-    "results": {"records", "dtypes", "errors"},
+    "records": {"dtypes", "errors", "display"},
+    "results": {"records", "dtypes", "errors", "display"},
     "cards": {"records"},
+    "pages": {"results"},
+    # in methods only: a result shows itself with the words of the report
+    "display": {"report"},
     "_plugins": {"errors"},
     # the demo is a user of the api, reached from the command line
     "demo": {"api"},
 }
-HEAVY = {"torch", "paddle", "onnx", "onnxruntime", "jax", "h5py", "transformers", "ray", "pyarrow", "jinja2", "plotly"}
+HEAVY = {
+    "torch", "paddle", "onnx", "onnxruntime", "jax", "h5py", "transformers", "ray", "pyarrow", "jinja2", "plotly", "matplotlib", "pandas",
+    "polars",
+}  # fmt: skip
 
 
 def room_of(path: Path) -> str:

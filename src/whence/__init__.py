@@ -35,15 +35,17 @@ if TYPE_CHECKING:
     from whence.api import ladder as ladder
     from whence.api import locate as locate
     from whence.api import map_weights as map_weights
+    from whence.api import report_html as report_html
     from whence.api import repro as repro
     from whence.api import tokens as tokens
     from whence.api import trace as trace
+    from whence.api import watch as watch
 
 __version__ = "0.1.0"
 __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert", "diff_results", "doctor", "end_dump",
-    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording", "repro",
-    "task", "tokens", "trace",
+    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording",
+    "report_html", "repro", "task", "tokens", "trace", "watch",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from whence.display import Named
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 
@@ -397,7 +398,7 @@ class Sink(Protocol):
         ...
 
 
-class MemoryRun:
+class MemoryRun(Named):
     """A Run held in memory: hand-made ones in tests, small foreign dumps, results of an engine.
 
     arrays: elements by record id; a record without an entry has none (`Record.why` says why).
@@ -441,7 +442,7 @@ class MemoryRun:
         return view
 
 
-class Over:
+class Over(Named):
     """A Run over another one, `base`: what is not given is the other's, elements too."""
 
     def __init__(self, base: Run, calls: Sequence[Call] | None = None, records: Sequence[Record] | None = None) -> None:

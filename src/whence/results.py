@@ -1,4 +1,4 @@
-"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip, no behaviour.
+"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip; what behaves like a method asks the api.
 
 The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per pair of records, `judge`
 gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all into a Comparison, `report` writes it.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from whence.display import Displayed, Framed
 
 VERDICTS = (
     "identical", "noise", "declared", "precision", "inherited", "amplified", "introduced",
@@ -158,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     named: int = -1
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator at fault. Siblings with one signature are one finding; `also` names the others.
 
     operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is. phase: of an operator that
@@ -509,7 +511,7 @@ class Origin(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Framed, msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
     counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
@@ -556,6 +558,12 @@ class Comparison(msgspec.Struct, frozen=True):
     occurrences: Occurrences | None = None
     origin: Origin | None = None
     program_files: tuple[str, ...] = ()
+
+    def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
+        """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""
+        import whence
+
+        whence.report_html(self, output, details=details, force=force)
 
 
 class FacedWeight(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """`whence compare` from outside: exit codes, formats, files, errors."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -58,6 +59,43 @@ def test_json_and_csv(runs, capsys):
     code, out, _ = call(capsys, "ref", "bad", "--format", "json")
     assert (code, json.loads(out)["status"]) == (1, "different")
     assert call(capsys, "ref", "bad", "--format", "csv")[1].startswith("verdict,name,op_type,")
+
+
+def test_what_build_machines_read(runs, capsys):
+    assert call(capsys, "ref", "bad", "--format", "markdown")[1].startswith("### whence: DIFFERENT\n\nfc1 (Linear), ")
+    assert call(capsys, "ref", "bad", "--format", "github")[1].startswith("::error title=whence%3A fc1::fc1 (Linear) ")
+    code, out, _ = call(capsys, "ref", "bad", "--annotations", "--junit", "out/whence.xml")
+    assert (code, out.splitlines()[-1][:8]) == (1, "::error ")
+    assert ElementTree.parse(runs / "out" / "whence.xml").getroot().get("failures") == "2"
+    code, out, err = call(capsys, "ref", "ref", "--junit", "out/whence.xml")
+    assert (code, out, "--force" in err) == (3, "", True)
+    assert call(capsys, "ref", "ref", "--junit", "out/whence.xml", "--force")[0] == 0
+    assert ElementTree.parse(runs / "out" / "whence.xml").getroot().get("failures") == "0"
+    assert call(capsys, "ref", "ref", "--annotations", "--format", "json")[0] == 3
+
+
+def test_the_same_from_what_was_written(runs, capsys):
+    call(capsys, "ref", "bad", "-o", "cmp")
+    for words in (["--format", "markdown"], ["--format", "github"], ["--format", "csv"]):
+        now = call(capsys, "ref", "bad", "-o", "again", "--force", *words)[1]
+        assert execute(["report", "cmp", *words]) == 0
+        assert capsys.readouterr().out == now
+    assert execute(["report", "cmp", "--junit", "out.xml", "--annotations"]) == 0
+    assert capsys.readouterr().out.startswith("::error ")
+    assert ElementTree.parse(runs / "out.xml").getroot().get("failures") == "2"
+    assert not (runs / "cmp" / "report.html").exists(), "the page is written when it is asked for"
+    assert execute(["report", "nowhere", "--junit", "other.xml"]) == 3
+
+
+def test_plots_from_what_was_written(runs, capsys):
+    pytest.importorskip("matplotlib", reason="plots need whence[plots]")
+    call(capsys, "ref", "bad", "-o", "cmp")
+    assert execute(["report", "cmp", "--plots", "plots"]) == 0
+    assert {path.name for path in (runs / "plots").iterdir()} == {"error-along-the-run.png", "error-along-the-run.svg"}
+    out, err = capsys.readouterr()
+    assert out == "written to plots: 2 files\n"
+    assert err.startswith("note: the runs could not be read again"), "runs made by hand lie nowhere"
+    assert execute(["report", "cmp", "--plots", "plots"]) == 3
 
 
 def test_a_further_run_of_the_reference(runs, capsys):

@@ -15,6 +15,7 @@ from whence.api.labels import record, recording
 from whence.api.laddering import ladder, ladder_command
 from whence.api.levelled import cmp_report
 from whence.api.operators import chosen_operators, signatures
+from whence.api.pages import page, plots, report_html
 from whence.api.patching import locate
 from whence.api.reproducing import repro
 from whence.api.results import compare, face, free_output, load_comparison, load_policy, views
@@ -22,12 +23,13 @@ from whence.api.runs import open_run, open_to_show, recover, run_command, scrub,
 from whence.api.sided import compare_labels, run_labels
 from whence.api.testing import diff_results, generate_tests
 from whence.api.traces import trace
+from whence.api.watching import watch
 from whence.api.weights import map_weights
 
 __all__ = [
     "attach", "attach_labels", "auto_diff", "begin_dump", "capture", "chosen_operators", "cmp_report", "compare", "compare_labels",
     "compile", "convert", "diff_results", "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "formats",
     "free_output", "generate_tests", "include", "label", "ladder", "ladder_command", "load_comparison", "load_policy", "locate",
-    "map_weights", "new_id", "open_run", "open_to_show", "planted", "record", "recording", "recover", "repro", "run_command",
-    "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup",
+    "map_weights", "new_id", "open_run", "open_to_show", "page", "planted", "plots", "record", "recording", "recover", "report_html",
+    "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup", "watch",
 ]  # fmt: skip

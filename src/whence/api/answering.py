@@ -87,7 +87,9 @@ class Answer:
             len(selected),
             facing,
             measured,
-            facing - len(self.judging.not_replayed) + sum(self.judging.inside.values()) if self.judging.replayer is not None else 0,
+            facing - len(self.judging.not_replayed - {c.id for c in put_together}) + sum(self.judging.inside.values())
+            if self.judging.replayer is not None
+            else 0,
             sum(1 for c in selected if c.program or (self.judging.replayer is not None and self.judging.replayer.reference.borrows(c))),
             root_ok,
             sum(self.judging.inside.values()),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence.api.finishing import finishing
 from whence.api.forcing import to_force
 from whence.errors import UsageError
 
@@ -226,7 +227,11 @@ def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str
     from whence.capture.session import Session
 
     limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
-    return Session(lambda rank: store.Writer(folder, rank), options, max_bytes=limit, rank=_rank, on_record=on_record)
+
+    def writer(rank: int) -> Any:
+        return store.Writer(folder, rank, finishing=finishing(folder))
+
+    return Session(writer, options, max_bytes=limit, rank=_rank, on_record=on_record)
 
 
 def default_max_bytes(folder: str) -> int:

@@ -637,30 +637,16 @@ def _faced(compared: Comparison, model: Any) -> tuple[Faces, Replayer]:
     """Both runs of a comparison face to face again, as they were then."""
     from whence.api import modelling
     from whence.api.again import Again
-    from whence.api.comparing import CompareOptions, brought_face_to_face
     from whence.api.faces import Faces, Read
-    from whence.api.labelled import plain
+    from whence.api.reopened import reopened
     from whence.api.replaying import Replayer
-    from whence.api.results import load_policy
-    from whence.api.runs import open_run
     from whence.api.wholes import put_together
 
-    asked = compared.asked
-    for path in (compared.reference, compared.target):
-        if not Path(path).exists():
-            raise UnreadableRun(f"{path} is not there; run this where whence compare was run, or compare the runs again where they are now")
-    stands = modelling.read(model) if model is not None else None
-    options = CompareOptions(
-        allow=tuple(asked.get("allow", ())), match=asked.get("match", "auto"),
-        chart=align.load_map(asked["mapping"]) if "mapping" in asked else None,
-        policy=load_policy(asked["policy"]) if "policy" in asked else None, model=stands,
-    )  # fmt: skip
-    left, right, _ = plain(open_run(compared.reference), open_run(compared.target))
-    _, _, aligned = brought_face_to_face(left, right, options)
+    aligned, options = reopened(compared, modelling.read(model) if model is not None else None)
     one, two = Read(aligned.reference), Read(aligned.target)
     again = Again(one, [], allow=options.allow)
     faces = Faces(one, two, put_together(aligned.plan, one.calls, two.calls), options, again, lambda *_: None)
     replayer = Replayer(
-        one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow, model=stands
+        one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow, model=options.model
     )  # fmt: skip
     return faces, replayer

@@ -42,6 +42,7 @@ def compare(
     budget: float | None = None,
     view: str | Sequence[str] = (),
     occurrences: bool = False,
+    html: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and if not, from which operator on?
@@ -64,6 +65,7 @@ def compare(
     budget: seconds of wall time for replaying; what is left is judged from two dumps.
     view: names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the folder.
     occurrences: count the executions of each operator (`Comparison.occurrences`), also of runs of modules; those of operators have it.
+    html: also write the comparison as one page (`report_html`); a page that is there is replaced if `force`.
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
@@ -91,6 +93,8 @@ def compare(
     folder = Path(output) if output is not None else None
     if folder is not None:
         _check_output(folder, force)
+    if html is not None and Path(html).exists() and not force:
+        raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
 
     def opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:
         if isinstance(run, Mapping):
@@ -102,6 +106,7 @@ def compare(
         opened(target, "<target arrays>"),
         opened(third) if third is not None else None,
     )
+    runs = left, right
     left, right, given = statics.laid(left, right, statics.programs(program, opened))
     left, right = printed.alike(*statics.agreed(left, right))
     options = CompareOptions(
@@ -114,11 +119,16 @@ def compare(
         result = statics.compare(left, right)
     else:
         result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given, left, right)
-    if folder is not None:
+    if folder is not None or html is not None:
         asked = {"mapping": mapping, "match": match if match != "auto" else None, "allow": list(allow), "policy": policy, "model": model}
         given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}
         result = msgspec.structs.replace(result, asked={k: v for k, v in given_by_name.items() if v and isinstance(v, (str, list))})
+    if folder is not None:
         write(result, folder)
+    if html is not None:
+        from whence.api.pages import report_html
+
+        report_html(folder if folder is not None else result, html, force=force, runs=runs)
     return result
 
 

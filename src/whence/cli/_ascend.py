@@ -173,7 +173,8 @@ def _compare(tool: str) -> click.Command:
     ) -> int:
         """Compare two dumps and write the tool's table: `whence compare --view msit`."""
         from whence import api, report
-        from whence.cli.compare import CODES, _progress
+        from whence.cli import _progress
+        from whence.cli.compare import CODES
 
         for name, value, instead in (
             ("-mf", op_mapping_file, "whence compare --map FILE"),
@@ -182,7 +183,8 @@ def _compare(tool: str) -> click.Command:
             if value:
                 raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
         _same(f"{tool} llm compare", f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit")
-        result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, progress=_progress())
+        with _progress.shown() as count:
+            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, progress=count)
         sys.stdout.write(f"{report.answer(result)}written to {path}\n")
         return CODES[result.status]
 

@@ -1,26 +1,37 @@
-"""Files that a command writes besides the terminal."""
+"""Files that a command writes besides the terminal, or instead of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+import click
 
-def check(path: Path, force: bool) -> None:
-    """Raises OutputExists when there is one already."""
+
+def check(path: str | Path | None, force: bool) -> None:
+    """Raise OutputExists when there is one already; called before anything is computed."""
     from whence.errors import OutputExists
 
-    if path.exists() and path.is_file() and not force:
-        raise OutputExists(f"{path} exists; --force replaces it")
+    if path is not None and Path(path).is_file() and not force:
+        raise OutputExists(f"{path} exists; --force replaces it, or choose another name")
 
 
-def write(path: Path, text: Iterable[str], force: bool) -> None:
-    """Write pieces of text as they are made. Raises OutputExists, StoreFailed."""
+def write(path: str | Path, text: str | Iterable[str], force: bool) -> None:
+    """Write a text, or pieces of it as they are made. Raises OutputExists, StoreFailed."""
     from whence.errors import StoreFailed
 
     check(path, force)
     try:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(text)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines([text] if isinstance(text, str) else text)
     except OSError as err:
         raise StoreFailed(f"cannot write {path}: {err.strerror or err}") from err
+
+
+def leave(text: str, path: str | None, force: bool) -> None:
+    """Write the text into the file, or to the terminal where none is named. Raises OutputExists, StoreFailed."""
+    if path is None:
+        click.echo(text, nl=False)
+    else:
+        write(path, text, force)

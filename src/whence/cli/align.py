@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import click
 
-from whence.cli._output import check_output, leave
+from whence.cli import _files
 
 
 @click.command("align", help=__doc__)
@@ -24,7 +24,7 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     """Words -> `api.face` -> `report.plan_map`."""
     from whence import api, report
 
-    check_output(output, force=force)
+    _files.check(output, force)
     aligned = api.face(reference, target, mapping=chart)
-    leave(report.plan_map(aligned.as_said(), aligned.reference, aligned.target), output)
+    _files.leave(report.plan_map(aligned.as_said(), aligned.reference, aligned.target), output, force)
     return 0

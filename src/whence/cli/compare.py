@@ -14,9 +14,14 @@ import gc
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from whence.cli import _answers, _progress
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
 
 CODES = {"same": 0, "different": 1, "undecided": 2}
 
@@ -40,9 +45,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout."
-)
+@_answers.options("text")
 @click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
@@ -75,54 +78,59 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--view", multiple=True, metavar="NAME", help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
     "torch_xray (repeatable; docs/views.md)."
 )  # fmt: skip
+@click.option("--watch", is_flag=True, help="Compare while REF or TGT is still being written, until both have ended or a fault is certain.")
+@click.option("--html", metavar="FILE", help="Also write the page that `whence report` writes.")
 @click.option("--occurrences", is_flag=True, help="Count executions: which of each operator's is the first to differ, all of them.")
 def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
 
+    _answers.check(form, given["annotations"], given["junit"], force)
     if given["plan"]:
+        if form not in ("text", "json"):
+            raise click.UsageError(f"--plan is text or json, not {form}")
         aligned = api.face(reference, target, mapping=given["chart"], match=given["match"])
-        how = report.plan_json if form == "json" else report.plan_text
-        sys.stdout.write(how(aligned.plan, aligned.reference, aligned.target))
+        shown = report.plan_json if form == "json" else report.plan_text
+        sys.stdout.write(shown(aligned.plan, aligned.reference, aligned.target))
         return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
     folder = output or str(api.free_output())
-    result = api.compare(
-        reference, target, output=folder, force=force, replay=not given["no_replay"], strict=given["strict"],
-        min_coverage=given["min_coverage"], tier=given["tier"], allow=given["allow"], policy=given["policy"], again=given["again"],
-        mapping=given["chart"], match=given["match"], program=given["program"] or None,
-        third=given["third"], sample=given["sample"], budget=given["budget"], model=given["model"], view=given["view"],
-        occurrences=given["occurrences"],
-        progress=_progress(),
-    )  # fmt: skip
-    if form == "text":
-        text = report.answer(result, output=str(Path(folder)), occurrences=given["occurrences"])
-    elif form == "json":
-        text = report.summary(result)
-    else:
-        alone = result.generation is not None and result.generation.logits_only
-        text = report.generation_csv(result) if alone else report.table_csv(result)
-    sys.stdout.write(text)
+    how = {
+        "output": folder, "force": force, "replay": not given["no_replay"], "strict": given["strict"],
+        "min_coverage": given["min_coverage"], "tier": given["tier"], "allow": given["allow"], "policy": given["policy"],
+        "again": given["again"], "mapping": given["chart"], "match": given["match"], "program": given["program"] or None,
+        "third": given["third"], "sample": given["sample"], "budget": given["budget"], "model": given["model"], "view": given["view"],
+        "occurrences": given["occurrences"], "html": given["html"],
+    }  # fmt: skip
+    result = _watched(reference, target, how) if given["watch"] else _compared(reference, target, how)
+    sys.stdout.write(_answers.said(result, form, given["annotations"], output=str(Path(folder)), occurrences=given["occurrences"]))
+    _answers.written(result, given["junit"])
     code = CODES[result.status]
     return 125 if bisect and code == 2 else code
 
 
-def _progress() -> Any:
-    """A line on stderr that is rewritten, for a terminal only; nothing for work that takes less than a second."""
-    if not sys.stderr.isatty():
-        return None
-    import time
+def _compared(reference: str, target: str, how: dict[str, Any]) -> Comparison:
+    from whence import api
 
-    started = time.monotonic()
-    last = [started]
+    with _progress.shown() as count:
+        return api.compare(reference, target, progress=count, **how)
 
-    def tell(done: int, of: int, what: str) -> None:
-        now = time.monotonic()
-        if now - started < 1.0 or (now - last[0] < 0.1 and done != of):
-            return
-        last[0] = now
-        sys.stderr.write(f"\r\x1b[K{what} {done}/{of}" if done != of else "\r\x1b[K")
-        sys.stderr.flush()
 
-    return tell
+def _watched(reference: str, target: str, how: dict[str, Any]) -> Comparison:
+    """The last of the comparisons; of those before it a line on stderr."""
+    from whence import api, report
+    from whence.report.plain import clean, count
+
+    say, close = _progress.teller()
+    before = None
+    try:
+        for result in api.watch(reference, target, tell=say, **how):
+            if before is not None:
+                steps = len({(row.rank, row.step) for row in before.rows})
+                click.echo(f"after {count(steps, 'step')}: {before.status}, {clean(report.headline(before))}", err=True)
+            before = result
+    finally:
+        close()
+    assert before is not None  # it ends with an answer or not at all
+    return before

@@ -9,10 +9,9 @@ Every tensor keeps its dtype, bit by bit; what the format does not hold is count
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
 import click
+
+from whence.cli import _progress
 
 
 @click.command("convert", help=__doc__)
@@ -23,29 +22,9 @@ import click
 def command(source: str, destination: str, to: str, force: bool) -> int:
     """Words -> `api.convert`."""
     from whence import api, report
-    from whence.cli._progress import teller
 
-    say, wipe = teller()
-    try:
-        written = api.convert(source, destination, to=to, force=force, progress=_progress(say))
-    finally:
-        wipe()
+    with _progress.shown() as count:
+        written = api.convert(source, destination, to=to, force=force, progress=count)
     for line in report.converted(written, destination, to):
         click.echo(line)
     return 0
-
-
-def _progress(say: Callable[[str], None]) -> Callable[[int, int, str], None] | None:
-    """Ten lines a second at most, for a terminal only."""
-    if not sys.stderr.isatty():
-        return None
-    import time
-
-    last = [0.0]
-
-    def tell(done: int, of: int, what: str) -> None:
-        if (now := time.monotonic()) - last[0] >= 0.1:
-            last[0] = now
-            say(f"{done}/{of} {what}")
-
-    return tell

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import click
 
-from whence.cli._output import check_output, leave
+from whence.cli import _files
 
 
 @click.command("map-weights", help=__doc__)
@@ -28,9 +28,9 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     """Words -> `api.map_weights` -> `report.weights_map` -> exit code."""
     from whence import api, report
 
-    check_output(output, force=force)
+    _files.check(output, force)
     found = api.map_weights(reference, target, mapping=chart)
-    leave(report.weights_map(found), output)
+    _files.leave(report.weights_map(found), output, force)
     if any(w.state == "differs" for w in found.pairs):
         return 1
     return 2 if found.only_reference or found.only_target or any(w.state != "equal" for w in found.pairs) else 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import click
 
+from whence.cli._answers import width
+
 
 @click.group("ops", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
@@ -27,7 +29,7 @@ def list_command(run_path: str, include: tuple[str, ...], exclude: tuple[str, ..
 
     run = api.open_run(run_path)
     groups = api.chosen_operators(api.signatures(run), include, exclude, sort)
-    for line in report.operators(groups, form):
+    for line in report.operators(groups, form, width()):
         click.echo(line)
     return 0
 

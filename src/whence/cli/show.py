@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import click
 
 from whence.cli import _files
+from whence.cli._answers import width
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -63,7 +64,8 @@ def command(
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
     run = api.open_to_show(run_path, every=not name)
-    lines = _lines(run, Choice(pattern, numbers, step), name, tree, form, None if everything or output else LIMIT)
+    wide = None if output else width()
+    lines = _lines(run, Choice(pattern, numbers, step), name, tree, form, None if everything or output else LIMIT, wide)
     if output is None:
         for line in lines:
             click.echo(line)
@@ -72,14 +74,15 @@ def command(
     return 0
 
 
-def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, limit: int | None) -> Iterator[str]:
+def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, limit: int | None, wide: int | None) -> Iterator[str]:
     from whence.report import show
 
     if name:
         return show.one_json(run, name, choice) if form == "json" else show.one(run, name, choice)
     if tree:
-        return show.tree(run, choice)
+        return show.tree(run, choice, wide)
     if form == "text":
-        return show.text(run, choice, limit)
-    views = {"json": show.json, "csv": show.csv, "table": show.table}
-    return views[form](run, choice)
+        return show.text(run, choice, limit, wide)
+    if form == "table":
+        return show.table(run, choice, wide)
+    return show.json(run, choice) if form == "json" else show.csv(run, choice)

@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+from whence.cli._answers import width
+
 CODES = {"pass": 0, "fail": 1, "undecided": 2}
 _PAIR = "REF TGT"
 
@@ -48,7 +50,7 @@ def command(reference: str | None, target: str | None, rows: int, form: str, **g
 
     result = api.tokens(reference, target, **given)
     if form == "text":
-        sys.stdout.write(report.tokens_text(result, rows=rows))
+        sys.stdout.write(report.tokens_text(result, rows=rows, width=width()))
     else:
         sys.stdout.write(report.tokens_json(result) if form == "json" else report.tokens_csv(result))
     return CODES[result.status]

@@ -1,5 +1,6 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
+from whence.judge.concentrated import concentrated
 from whence.judge.drift import drift, parted
 from whence.judge.forms import forms_of, told_apart
 from whence.judge.growth import Error, Growth, below_masks, between, error_of, grow, lone_element, may_be_masked
@@ -20,7 +21,8 @@ from whence.judge.whole import steadier
 
 __all__ = [
     "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks",
-    "between", "coarser", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region",
-    "judge_stated", "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted", "partly", "pool",
-    "repeated", "rounded", "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results", "whole", "with_third",
+    "between", "coarser", "concentrated", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf",
+    "judge_region", "judge_stated", "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted",
+    "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results",
+    "whole", "with_third",
 ]  # fmt: skip

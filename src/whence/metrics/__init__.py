@@ -6,6 +6,7 @@ read them (`agreement`, `distance`, `similarity`, ...). METRICS lists them all; 
 
 from __future__ import annotations
 
+from whence.metrics.closely import Closely, Heat, closely
 from whence.metrics.custom import Custom, installed
 from whence.metrics.histogram import edges as histogram_edges
 from whence.metrics.metric import Metric
@@ -13,4 +14,18 @@ from whence.metrics.pairs import METRICS, TIERS, measure, measure_many
 from whence.metrics.views import FORMULAS as VIEWS
 from whence.metrics.views import Figures
 
-__all__ = ["METRICS", "TIERS", "VIEWS", "Custom", "Figures", "Metric", "histogram_edges", "installed", "measure", "measure_many"]
+__all__ = [
+    "METRICS",
+    "TIERS",
+    "VIEWS",
+    "Closely",
+    "Custom",
+    "Figures",
+    "Heat",
+    "Metric",
+    "closely",
+    "histogram_edges",
+    "installed",
+    "measure",
+    "measure_many",
+]

@@ -13,6 +13,8 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +318,8 @@ class _Arguments:
             low = high = 0
         if low is not None and high is not None:
             exact = not dtypes.is_floating(record.dtype)
-            parts.append(f"values=({_number(low, exact=exact)}, {_number(high, exact=exact)})")
+            least, most = (low, high) if exact else _readable(low, high)
+            parts.append(f"values=({_number(least, exact=exact)}, {_number(most, exact=exact)})")
         data = {} if blank else {call: self.folder.element(r) for call, r in records.items()}
         if any(data.values()):
             parts.append(f"data={ {c: n for c, n in data.items() if n}!r}")
@@ -558,6 +561,16 @@ def _number(value: float, *, exact: bool) -> str:
     if exact:
         return repr(int(value))
     return repr(float(value)) if abs(value) < float("inf") else f'float("{value}")'
+
+
+def _readable(low: float, high: float) -> tuple[float, float]:
+    """A range with six significant digits that lies in the one given: -0.99999999 must not become a -1 whose log1p is infinite."""
+    least, most = _six(low, ROUND_CEILING), _six(high, ROUND_FLOOR)
+    return (least, most) if least <= most else (low, high)
+
+
+def _six(value: float, rounding: str) -> float:
+    return float(Context(prec=6, rounding=rounding).create_decimal(value)) if isfinite(value) else value
 
 
 def _uses_torch(texts: Sequence[str]) -> bool:

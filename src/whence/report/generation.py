@@ -10,6 +10,7 @@ from whence.report.plain import clean, count
 from whence.results import Comparison, Generation, Prompted, Token
 
 _MOST_PROMPTS = 16
+UNSEEN_IN_LOGITS = "errors below 8 times their noise, nor which module makes one"
 _WORDS = {
     "explained": "explained by rounding",
     "sampled": "sampled or searched: another token from the same logits",
@@ -39,7 +40,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
         yield "  forced", "the target was fed the reference's tokens"
     if found.logits_only:
         if found.compared and set(result.counts) != {"identical"}:
-            yield "  rests on", "logits alone; could not have seen errors below 8 times their noise, nor which module makes one"
+            yield "  rests on", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif found.suspect >= 0:
         yield "  unexplained", clean(found.sentence)
         yield "  behind it", clean(found.led_to) or "no module: each computes right on the inputs that it had"

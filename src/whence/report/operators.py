@@ -9,23 +9,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from whence.report import plain
+from whence.report.fitting import HEAD, TAIL, shortened
 
 WHERE = 3
+CAP = 60  # characters of tensors, arguments and places in a table
+_CAPPED = (4, 5, 7, 8)
 _HEAD = ("operator", "count", "time", "share", "in", "out", "range out", "arguments", "where")
 
 
-def operators(groups: Sequence[Any], form: str) -> Iterator[str]:
-    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other. form: "table", "json" or "csv"."""
+def operators(groups: Sequence[Any], form: str, width: int | None = None) -> Iterator[str]:
+    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other. form: "table", "json" or "csv".
+
+    width: of the terminal. In a table of any width tensors and places are cut; JSON and CSV have all.
+    """
     total = sum(g.seconds for g in groups)
     if form == "json":
         yield json.dumps([_plain(g, total) for g in groups], indent=1, ensure_ascii=False)
     elif form == "csv":
         yield from _csv(groups, total)
     else:
-        yield from _table(groups, total)
+        yield from _table(groups, total, width)
 
 
-def _table(groups: Sequence[Any], total: float) -> Iterator[str]:
+def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[str]:
     by_name: dict[str, list[Any]] = {}
     for group in groups:
         by_name.setdefault(group.op, []).append(group)
@@ -48,7 +54,9 @@ def _table(groups: Sequence[Any], total: float) -> Iterator[str]:
             )
             for g in members
         ]  # fmt: skip
-    yield from plain.columns(rows, right=(1, 2, 3))
+    capped = [[shortened(cell, CAP) if at in _CAPPED else cell for at, cell in enumerate(row)] for row in rows]
+    give = {0: TAIL, 4: HEAD, 5: HEAD, 7: HEAD, 8: TAIL}
+    yield from plain.columns(capped, right=(1, 2, 3), width=width, give=give, drop=(7, 3, 6, 5))
     calls = plain.count(sum(g.count for g in groups), "call")
     yield f"{plain.count(len(by_name), 'operator')}, {plain.count(len(groups), 'signature')}, {calls}, {_time(total)}"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from whence.report.fitting import fitted
 
 
 def clean(text: object) -> str:
@@ -42,12 +45,35 @@ def shape(extents: Sequence[int]) -> str:
     return "[" + ", ".join(str(e) for e in extents) + "]"
 
 
-def columns(rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ") -> Iterator[str]:
-    """Rows as lines with straight columns, nothing cut. right: positions of columns that align right."""
-    table = [list(row) for row in rows]
+def folded(text: str, width: int | None, indent: int) -> str:
+    """Text with its longer lines broken between words, so that none is wider than `width`. None: as it is.
+
+    A line whose right column begins at `indent` goes on under it, any other two characters in.
+    """
+    if width is None:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        inner = " " * (indent if line[indent - 1 : indent] == " " and width > 2 * indent else 2)
+        broken = line if len(line) <= width else textwrap.fill(
+            line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+        )  # fmt: skip
+        lines.append(broken)
+    return "\n".join(lines)
+
+
+def columns(
+    rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ", *, width: int | None = None,
+    give: Mapping[int, str] | None = None, drop: Sequence[int] = (),
+) -> Iterator[str]:  # fmt: skip
+    """Rows as lines with straight columns. right: positions of columns that align right.
+
+    width, give, drop: as `fitted` takes them; without a width nothing is cut.
+    """
+    table, gone = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
     widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(max(map(len, table), default=0))]
     for row in table:
-        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row))
+        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row) if i not in gone)
         yield gap.join(padded).rstrip()
 
 

@@ -24,6 +24,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Dumped, External, Increment, Kept, Record, Ref, Run, Statistics
 from whence.report import plain
+from whence.report.fitting import HEAD, TAIL
 
 EDGE = 3
 BINS = 16
@@ -69,8 +70,11 @@ def name_of(call: Call) -> str:
     return f"{name}/{call.op}" if call.op else name
 
 
-def text(run: Run, choice: Choice, limit: int | None = None) -> Iterator[str]:
-    """The whole run: heading, then calls with their records. limit: at most so many records, then a line saying how many more."""
+def text(run: Run, choice: Choice, limit: int | None = None, width: int | None = None) -> Iterator[str]:
+    """The whole run: heading, then calls with their records. limit: at most so many records, then a line saying how many more.
+
+    width: of the terminal, for which figures are left out (norm, deviation, mean); None leaves nothing out.
+    """
     yield from heading(run)
     yield ""
     shown = left = 0
@@ -80,7 +84,10 @@ def text(run: Run, choice: Choice, limit: int | None = None) -> Iterator[str]:
             continue
         yield _call_line(call)
         shown += len(call.refs)
-        yield from plain.columns([_record_row(run.records[ref.record], ref) for ref in call.refs], right=(4, 5, 6, 7, 8, 9, 10))
+        yield from plain.columns(
+            [_record_row(run.records[ref.record], ref) for ref in call.refs], right=(4, 5, 6, 7, 8, 9, 10),
+            width=width, give={11: HEAD}, drop=(8, 7, 6, 11),
+        )  # fmt: skip
     if left:
         yield f"... {plain.count(left, 'more record')}: --all shows them, --name PATTERN, --ids and --step choose"
     elif not shown and run.calls:
@@ -123,8 +130,8 @@ def heading(run: Run) -> Iterator[str]:
     yield from plain.columns([("", left, plain.clean(right)) for left, right in rows])
 
 
-def tree(run: Run, choice: Choice) -> Iterator[str]:
-    """Every module call with its number, once for steps with the same tree."""
+def tree(run: Run, choice: Choice, width: int | None = None) -> Iterator[str]:
+    """Every module call with its number, once for steps with the same tree. width: of the terminal."""
     trees: dict[tuple[int, str, int, int], list[Call]] = {}
     for call in choice.calls(run):
         trees.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
@@ -142,18 +149,18 @@ def tree(run: Run, choice: Choice) -> Iterator[str]:
             depth = 0 if call.number == "0" else call.number.count("_") + 1
             made = ", ".join(_kind_of_record(run.records[ref.record]) for ref in call.slots("output"))
             rows.append((plain.clean(call.number), "  " * depth + plain.clean(name_of(call)), plain.clean(call.op_type), made))
-        yield from plain.columns(rows)
+        yield from plain.columns(rows, width=width, give={1: TAIL, 2: HEAD, 3: HEAD})
         yield ""
 
 
-def table(run: Run, choice: Choice) -> Iterator[str]:
-    """Index, Step, Rank, Module, Min, Max, Mean, Std; one line a tensor, names whole."""
+def table(run: Run, choice: Choice, width: int | None = None) -> Iterator[str]:
+    """Index, Step, Rank, Module, Min, Max, Mean, Std; one line a tensor. width: of the terminal; None leaves names whole."""
     rows: list[tuple[str, ...]] = [("Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std")]
     for index, (call, ref) in enumerate(_references(run, choice)):
         s = run.records[ref.record].statistics
         figures = ("-",) * 4 if s is None else tuple(plain.number(v) for v in (s.min, s.max, s.mean, s.std))
         rows.append((str(index), str(call.step), str(call.rank), plain.clean(f"{name_of(call)}:{ref.slot}"), *figures))
-    yield from plain.columns(rows, right=(0, 1, 2, 4, 5, 6, 7))
+    yield from plain.columns(rows, right=(0, 1, 2, 4, 5, 6, 7), width=width, give={3: TAIL}, drop=(7, 6))
 
 
 _CSV = (

@@ -7,9 +7,11 @@ import io
 import math
 from typing import Any
 
+from whence.report.fitting import shortened
 from whence.report.plain import cell, clean, columns, count, number, size
 
 SHOWN = 20
+WHY = 160  # characters of a reason
 
 
 def tested_csv(diff: Any, sides: tuple[str, str] = ("tgt", "ref")) -> str:
@@ -56,7 +58,7 @@ def tested_text(diff: Any) -> str:
                 f"{len(rows)} of {count(tests[op], 'test')}",
                 _severity(rows[0].severity),
                 clean(rows[0].name),
-                clean(rows[0].why)[:160],
+                shortened(clean(rows[0].why), WHY),
             )
             for op, rows in list(by_operator.items())[:SHOWN]
         ]

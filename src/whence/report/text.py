@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from whence.report import generation, tracing
 from whence.report import occurrences as counts
-from whence.report.plain import clean, count
+from whence.report.plain import clean, count, folded
 from whence.results import Comparison, Declared, Finding
 
-_LEFT = 19
+LEFT = 19
 _MOST_FINDINGS = 5
-_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
+AT_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
           "nondeterministic", "incomparable", "undetermined")  # fmt: skip
-_CAUSES = {
+CAUSES = {
     "parameter": "the parameters differ",
     "kernel": "the kernel computes something else than its code says",
     "semantic": "the code computes something else",
@@ -24,8 +24,11 @@ _CAUSES = {
 }
 
 
-def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -> str:
-    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them."""
+def answer(result: Comparison, *, output: str = "", occurrences: bool = False, width: int | None = None) -> str:
+    """The whole answer as text. output: where the files were written, shown last. occurrences: the whole table of them.
+
+    width: of the terminal, at which lines are broken between words; None leaves them long.
+    """
     # Differing inputs come before everything: nothing further down means much then.
     lines = [_row("INPUTS DIFFER" if i == 0 else "", clean(sentence)) for i, sentence in enumerate(result.inputs_differ[:3])]
     if len(result.inputs_differ) > 3:
@@ -55,20 +58,32 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False) -
     if output:
         tokens = ", generation.csv" if result.generation is not None else ""
         lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}")
-    return "\n".join(lines) + "\n"
+    return folded("\n".join(lines), width, LEFT) + "\n"
+
+
+def headline(result: Comparison) -> str:
+    """The answer in one sentence."""
+    if result.findings and result.status == "different":
+        first = result.findings[0]
+        cause = CAUSES.get(first.cause, "")
+        more = f"; {count(len(result.findings) - 1, 'more finding')}" if len(result.findings) > 1 else ""
+        said = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
+        return f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {said} ({first.confidence}){more}"
+    return next(iter(_head(result)), "")[LEFT:].strip() or result.status
 
 
 def _head(result: Comparison) -> Iterator[str]:
     if result.status == "same":
         exact = set(result.counts) <= {"identical"}
-        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {_same_words(result)}")
+        yield _row("SAME", "bitwise identical" if exact else f"no fault: every difference is {same_words(result)}")
     elif result.status == "undecided":
         yield _row("UNDECIDED", clean(result.headline))
     elif result.headline:
         yield _row("DIFFERENT", clean(result.headline))
 
 
-def _same_words(result: Comparison) -> str:
+def same_words(result: Comparison) -> str:
+    """What every difference of two runs without a fault is."""
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = max(result.counts.get("precision", 0) - sum(d.calls for d in result.declared if not d.declared), 0)
@@ -93,13 +108,13 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if slot.startswith("inside.") and finding.operator:
         slot = f"its {finding.operator.split('.')[1] if finding.operator.count('.') > 1 else finding.operator}"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
-    cause = _CAUSES.get(finding.cause, "")
+    cause = CAUSES.get(finding.cause, "")
     if cause:
         yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
     else:
         yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
     yield _row("  evidence", clean(finding.sentence))
-    if _LINE.search(finding.source):
+    if AT_LINE.search(finding.source):
         yield _row("  called at", clean(finding.source))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
@@ -144,17 +159,24 @@ _BLIND = {
 }
 
 
-def _evidence(result: Comparison) -> Iterator[str]:
+def rests_on(result: Comparison) -> str:
+    """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
     if result.evidence == "replay":
         inside = f", {count(c.inside)} of them inside calls that the target shows as one" if c.inside else ""
         rest = "" if c.replayed >= c.paired + c.inside else f", {_beside(result)}two dumps for the rest"
-        yield _row("  rests on", f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}")
-    elif result.evidence:
-        hides = result.evidence == "text" or set(result.counts) != {"identical"}
-        blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
-        yield _row("  rests on", f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else ""))
+        return f"replay of {count(c.replayed)} of {count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}"
+    if not result.evidence:
+        return ""
+    hides = result.evidence == "text" or set(result.counts) != {"identical"}
+    blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
+    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
+
+
+def _evidence(result: Comparison) -> Iterator[str]:
+    if said := rests_on(result):
+        yield _row("  rests on", said)
 
 
 def _observed(result: Comparison) -> Iterator[str]:
@@ -218,4 +240,4 @@ def _counts(result: Comparison) -> str:
 
 
 def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}"
+    return f"{left:<{LEFT}}{right}"

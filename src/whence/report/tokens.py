@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from whence.report.fitting import HEAD, fitted
 from whence.report.plain import cell, clean, count, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
@@ -19,9 +20,12 @@ _PROMPT = 28  # columns of a prompt in the table
 _TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
 
 
-def tokens_text(result: TokenComparison, *, rows: int = 40) -> str:
-    """The whole answer as text. rows: most prompts in the table; where there are more, those that pass are left out first. 0: all."""
-    return "\n".join(_lines(result, rows)) + "\n"
+def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = None) -> str:
+    """The whole answer as text. rows: most prompts in the table; where there are more, those that pass are left out first. 0: all.
+
+    width: of the terminal, for which prompts and differences in the table are cut.
+    """
+    return "\n".join(_lines(result, rows, width)) + "\n"
 
 
 def tokens_json(result: TokenComparison) -> str:
@@ -44,7 +48,7 @@ def tokens_csv(result: TokenComparison) -> str:
     return out.getvalue()
 
 
-def _lines(result: TokenComparison, rows: int) -> Iterator[str]:
+def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
     yield _row(_TITLES[result.status], _headline(result))
     if result.before is None:
         yield from _rates(result)
@@ -65,7 +69,7 @@ def _lines(result: TokenComparison, rows: int) -> Iterator[str]:
         yield from _some((clean(u) for u in unread), len(unread))
     if result.prompts:
         yield ""
-        yield from _table(result, rows)
+        yield from _table(result, rows, width)
     for note in result.notes:
         yield f"note: {clean(note)}"
 
@@ -122,7 +126,7 @@ def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
         yield _row("  sign test", f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed")
 
 
-def _table(result: TokenComparison, rows: int) -> Iterator[str]:
+def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
     prompts: Sequence[PromptMatch] = result.prompts
     left = 0
     if rows and len(prompts) > rows:
@@ -133,7 +137,8 @@ def _table(result: TokenComparison, rows: int) -> Iterator[str]:
             "prompt", "first difference"]  # fmt: skip
     table = [head, *(_cells(p, text=text, before=result.before is not None) for p in prompts)]
     right = {i for i, h in enumerate(head) if h in ("no", "char", "token", "prefix", "ref", "tgt")}
-    yield from _columns(table, right)
+    fits, _ = fitted(table, width, give={len(head) - 2: HEAD, len(head) - 1: HEAD}, measure=_width)
+    yield from _columns(fits, right)
     if left:
         yield f"{count(left, 'more prompt')}: --rows 0 shows all, --format csv too"
 

@@ -7,6 +7,7 @@ It is made from the journal alone: at close, by `recover`, or in memory when a r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -239,8 +240,11 @@ class _Builder:
         return Index(columns, list(self.names), self.end, damage)
 
 
-def build(journal: Bytes) -> Index:
-    """Read a journal into columns, up to its first line that is not whole or contradicts the lines before it."""
+def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Index:
+    """Read a journal into columns, up to its first line that is not whole or contradicts the lines before it.
+
+    tell: called with how many bytes of it were read, and how many it has.
+    """
     builder = _Builder()
     damage = None
     entries = journal_file.read(journal)
@@ -259,6 +263,8 @@ def build(journal: Bytes) -> Index:
             good, damage = _first_wrong(batch, builder.records, lines)
             builder.add(batch[:good])
         lines += len(batch)
+        if tell is not None:
+            tell(batch[-1].end, len(journal))
     return builder.finish(damage)
 
 

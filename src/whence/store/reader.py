@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from whence.display import Named
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, External, Increment, Kept, Note, Program, Record, Ref, RunInfo, Step
@@ -65,7 +66,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     return opened
 
 
-class StoredRun:
+class StoredRun(Named):
     """A `Run` read from disk. Calls and records are made when asked for; elements are memory-mapped."""
 
     def __init__(

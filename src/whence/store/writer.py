@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,9 +55,11 @@ class Writer:
         *,
         max_shard_bytes: int = SHARD_BYTES,
         header_bytes: int = HEADER_BYTES,
+        finishing: Callable[[int, int], None] | None = None,
     ) -> None:
         if header_bytes < MIN_HEADER_BYTES or header_bytes % 64:
             raise ValueError(f"header_bytes={header_bytes}: need a multiple of 64, at least {MIN_HEADER_BYTES}")
+        self._finishing = finishing
         self.run_path = Path(run_path)
         self.rank = rank
         self.folder: Path | None = None
@@ -236,7 +239,7 @@ class Writer:
             finally:
                 self._let_go()
             with contextlib.suppress(OSError, MemoryError):
-                index.build(map_file(self.folder / JOURNAL)).save(self.folder)
+                index.build(map_file(self.folder / JOURNAL), self._finishing).save(self.folder)
 
     def __enter__(self) -> Writer:
         return self

@@ -1,0 +1,66 @@
+"""What the commands that give a comparison's answer put on stdout and into files."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from whence.cli import _files
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
+
+FORMATS = ("text", "json", "csv", "markdown", "github")
+
+
+def options(default: str | None) -> Callable[[Any], Any]:
+    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `written`. default: of --format."""
+    form = click.option(
+        "--format", "form", type=click.Choice(FORMATS), default=default, show_default=default is not None,
+        help="What goes to stdout; github: findings as annotations of a workflow."
+    )  # fmt: skip
+    annotations = click.option("--annotations", is_flag=True, help="Also print findings as annotations of a GitHub workflow.")
+    junit = click.option("--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call.")
+    return lambda command: form(annotations(junit(command)))
+
+
+def width() -> int | None:
+    """Of the terminal that stdout is, None where it is none: what is piped is never cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def check(form: str | None, annotations: bool, junit: str | None, force: bool) -> None:
+    """Raise UsageError or OutputExists before any work is done."""
+    from whence.errors import UsageError
+
+    if annotations and form in ("json", "csv"):
+        raise UsageError(f"--annotations would stand between the lines of --format {form}: use --format text, markdown or github")
+    _files.check(junit, force)
+
+
+def said(result: Comparison, form: str, annotations: bool, *, output: str = "", occurrences: bool = False) -> str:
+    """The text for stdout."""
+    from whence import report
+
+    alone = result.generation is not None and result.generation.logits_only
+    if form == "text":
+        text = report.answer(result, output=output, occurrences=occurrences, width=width())
+    elif form == "csv":
+        text = report.generation_csv(result) if alone else report.table_csv(result)
+    elif form == "markdown":
+        text = report.markdown(result)
+    else:
+        text = report.summary(result) if form == "json" else report.github_annotations(result)
+    return text + (report.github_annotations(result) if annotations and form != "github" else "")
+
+
+def written(result: Comparison, junit: str | None) -> None:
+    """Write the files that were asked for. Raises StoreFailed."""
+    if junit is not None:
+        from whence import report
+
+        _files.write(junit, report.junit_xml(result), force=True)

@@ -1,0 +1,138 @@
+"""One pair of tensors looked at closely: how its error is spread over sizes, over the values it sits on and over the tensor.
+
+Everything is bounded: histogram and heatmap see every element, the points of a scatter are a sample. No threshold, no judgement.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+
+F64 = npt.NDArray[np.float64]
+
+POINTS = 600
+WORST = 10
+_QUANTILES = 128
+_SIDE = (40, 80)  # blocks of a heatmap at most
+_MOST = 1 << 24  # elements; of larger tensors the first so many rows are looked at
+_BINS_A_DECADE = 4
+
+
+class Heat(NamedTuple):
+    """Root mean square error over blocks of (rows, channels): `values` is at most 40 x 80, NaN where a block has no finite element.
+
+    by_row, by_channel: sums of the squared error, of every row and every channel.
+    """
+
+    values: F64
+    by_row: F64
+    by_channel: F64
+
+
+class Closely(NamedTuple):
+    """What was found. zeros: exact places; edges, counts: histogram of |error| > 0; magnitude: (n, 2) of (|reference|, |error|);
+    quantiles: (k, 2) of (of a standard normal's magnitude, of |error|); worst: flat indices, the largest error first; looked: elements
+    seen.
+    """
+
+    looked: int
+    zeros: int
+    edges: F64
+    counts: npt.NDArray[np.int64]
+    magnitude: F64
+    quantiles: F64
+    heat: Heat | None
+    worst: npt.NDArray[np.int64]
+    not_finite: tuple[int, int]
+
+
+def closely(reference: Array, target: Array) -> Closely:
+    """Look at target - reference.
+
+    reference, target: same shape, any dtype; complex ones by magnitude of the difference. Errors are taken in float64 over elements
+    that are finite on both sides. Tensors of more than 2^24 elements are looked at over their first rows only (`looked`).
+    """
+    shape = reference.shape
+    last = shape[-1] if len(shape) > 1 else max(reference.size, 1)
+    rows = max(1, min(reference.size, _MOST) // max(last, 1))
+    ref, tgt = (_wide(side.reshape(-1)[: rows * last]) for side in (reference, target))
+    fine = np.isfinite(ref) & np.isfinite(tgt)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.where(fine, np.abs(tgt - ref), np.nan)
+    known, sizes = error[fine], np.abs(ref[fine])
+    moved = known[known > 0]
+    edges, counts = _histogram(moved)
+    rank = np.where(_odd(ref, tgt), np.inf, np.nan_to_num(error, nan=-1.0))
+    worst = np.argpartition(rank, -WORST)[-WORST:] if rank.size > WORST else np.arange(rank.size)
+    worst = worst[np.argsort(rank[worst])[::-1]]
+    worst = worst[rank[worst] > 0]
+    return Closely(
+        int(ref.size), int(known.size - moved.size), edges, counts, _scatter(sizes, known), _quantiles(known),
+        _heat(error, len(shape), last), worst.astype(np.int64), (int((~np.isfinite(ref)).sum()), int((~np.isfinite(tgt)).sum())),
+    )  # fmt: skip
+
+
+def _wide(flat: Array) -> npt.NDArray[np.float64] | npt.NDArray[np.complex128]:
+    if dtypes.of(flat).kind == "complex":
+        return flat.astype(np.complex128)
+    return flat.astype(np.float64)
+
+
+def _odd(ref: Array, tgt: Array) -> npt.NDArray[np.bool_]:
+    """Places that are not finite and not the same on both sides."""
+    same = (ref == tgt) | (np.isnan(ref) & np.isnan(tgt))
+    out: npt.NDArray[np.bool_] = ~(np.isfinite(ref) & np.isfinite(tgt)) & ~same
+    return out
+
+
+def _histogram(moved: F64) -> tuple[F64, npt.NDArray[np.int64]]:
+    """Bins of a quarter decade each, over what there is."""
+    if not moved.size:
+        return np.zeros(0), np.zeros(0, np.int64)
+    logs = np.log10(moved)
+    low, high = math.floor(float(logs.min())), math.ceil(float(logs.max()) + 1e-9)
+    count = max(1, (high - low)) * _BINS_A_DECADE
+    counts, edges = np.histogram(logs, bins=count, range=(low, max(high, low + 1)))
+    return 10.0**edges, counts
+
+
+def _scatter(sizes: F64, error: F64) -> F64:
+    """(n, 2), n <= POINTS: evenly spaced elements, and the largest errors."""
+    if error.size <= POINTS:
+        return np.stack((sizes, error), 1)
+    some = np.linspace(0, error.size - 1, POINTS * 4 // 5).astype(np.int64)
+    top = np.argpartition(error, -POINTS // 5)[-POINTS // 5 :]
+    at = np.union1d(some, top)
+    return np.stack((sizes[at], error[at]), 1)
+
+
+def _quantiles(error: F64) -> F64:
+    """(k, 2): quantiles of |N(0, 1)| and of |error|, denser towards the tail; the last is the largest of so many elements."""
+    if error.size < 8:
+        return np.zeros((0, 2))
+    tail = np.geomspace(0.5 / error.size, 0.5, _QUANTILES // 2)
+    share = np.unique(np.concatenate((np.linspace(0.02, 0.5, _QUANTILES // 2), 1 - tail)))
+    normal = NormalDist()
+    expected = [normal.inv_cdf((1 + float(p)) / 2) for p in share]
+    return np.stack((expected, np.quantile(error, share)), 1)
+
+
+def _heat(error: F64, dims: int, last: int) -> Heat | None:
+    if dims < 2 or last < 2 or error.size < 2 * last:
+        return None
+    grid = error.reshape(-1, last)
+    square, known = np.nan_to_num(grid * grid), np.isfinite(grid).astype(np.float64)
+    by_row, by_channel = square.sum(1), square.sum(0)
+    for axis, most in enumerate(_SIDE):
+        size = -(-grid.shape[axis] // most)
+        starts = np.arange(0, grid.shape[axis], size)
+        square, known = np.add.reduceat(square, starts, axis), np.add.reduceat(known, starts, axis)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Heat(np.sqrt(square / known), by_row, by_channel)

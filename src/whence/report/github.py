@@ -1,0 +1,54 @@
+"""A Comparison as workflow commands of GitHub Actions (also read by Gitea and Forgejo): findings stand at the lines they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whence.report.plain import clean
+from whence.report.text import AT_LINE, CAUSES, headline
+from whence.results import Comparison, Finding
+
+_MOST = 10  # of one kind that a step shows
+_LEVELS = {"certain": "error", "likely": "error"}
+
+
+def github_annotations(result: Comparison, root: Path | None = None) -> str:
+    """A line per finding, at most ten, and one for the answer where there is none. root: the checkout that files are named from."""
+    here = (root or Path.cwd()).resolve()
+    lines = [_line("error", "whence: inputs differ", sentence) for sentence in result.inputs_differ[:_MOST]]
+    lines += [_finding(finding, here) for finding in result.findings[:_MOST]]
+    if not lines:
+        level = {"same": "notice", "different": "error", "undecided": "warning"}[result.status]
+        lines.append(_line(level, f"whence: {result.status}", headline(result)))
+    elif result.status == "undecided":
+        lines.append(_line("warning", "whence: undecided", headline(result)))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _finding(finding: Finding, here: Path) -> str:
+    where = {}
+    if AT_LINE.search(finding.source):
+        file, _, line = finding.source.rpartition(":")
+        path = Path(file)
+        if path.is_absolute() and path.is_relative_to(here):
+            path = path.relative_to(here)
+        where = {"file": path.as_posix(), "line": line}
+    cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    said = (
+        f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: {cause} ({finding.confidence}). {finding.sentence}"
+    )
+    return _line(_LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", said, **where)
+
+
+def _line(level: str, title: str, message: str, **where: str) -> str:
+    properties = ",".join(f"{key}={_property(value)}" for key, value in {**where, "title": title}.items())
+    return f"::{level} {properties}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    # What a run names must not begin a command of its own: `clean` leaves no line end.
+    return clean(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

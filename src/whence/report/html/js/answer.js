@@ -1,0 +1,33 @@
+// The first screen: same or not, where it starts, why that is believed, what it rests on.
+const MARKS = { same: "M4 12.5l5 5L20 6.5", different: "M12 3.5v11M12 19.4v.2", undecided: "M8.5 9a3.5 3.5 0 1 1 5.2 3.1c-1.2.7-1.7 1.4-1.7 2.6M12 19.4v.2" };
+
+function answer() {
+  const h = DATA.head, a = DATA.answer, first = a.findings[0];
+  const mark = svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" });
+  const path = svg("path", { d: MARKS[a.status], fill: "none", "stroke-width": 3.2, "stroke-linecap": "round", "stroke-linejoin": "round" });
+  path.style.stroke = "currentColor";
+  mark.append(path);
+  return el("section", { class: "answer", id: "answer", "aria-labelledby": "answer-title" },
+    el("div", { class: `status ${a.status}` }, mark, h.word, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
+    el("h1", { id: "answer-title", tabindex: -1 }, h.sentence),
+    first?.sentence && a.status !== "same" && el("p", { class: "why" }, first.sentence),
+    el("div", { class: "line" }, h.where && el("span", {}, h.where), h.cause && el("span", {}, "cause ", el("b", {}, h.cause)), h.confidence && el("span", {}, "confidence ", el("b", {}, h.confidence)),
+      h.rests && el("span", {}, "rests on ", el("b", {}, h.rests)), first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")),
+    h.coverage.length ? el("div", { class: "tiles", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null);
+}
+
+// Why it is believed: each finding with its evidence, the first one opened.
+function findings() {
+  const list = DATA.answer.findings;
+  if (!list.length) return null;
+  const body = el("div", { class: "panel" });
+  const tabs = list.slice(0, 30).map((f, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, glyph(f.verdict), " ", list.filter((other) => other.name === f.name).length > 1 ? `${f.name} ${f.slot || f.op_type}` : f.name));
+  function show(k) {
+    const f = list[k];
+    tabs.forEach((tab, n) => tab.setAttribute("aria-selected", String(n === k)));
+    body.replaceChildren(f.call >= 0 ? callView(f.call) : el("div", { class: "call" }, el("h2", {}, el("code", {}, f.name), " ", f.op_type), el("p", {}, f.sentence)));
+    if (f.also?.length) body.append(el("p", { class: "soft", style: { "margin-top": "10px" } }, `The same in ${f.also.slice(0, 12).join(", ")}${f.also.length > 12 ? ` and ${count(f.also.length - 12)} more` : ""}.`));
+  }
+  show(0);
+  return section("why", "Why we believe it", "What came in, what rounding in this operator explains, and what it made.", list.length > 1 && el("div", { class: "tabs", role: "tablist" }, tabs, list.length > 30 && el("span", { class: "soft" }, `and ${count(list.length - 30)} more`)), body);
+}

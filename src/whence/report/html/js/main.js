@@ -1,0 +1,59 @@
+// The page in the order of its answers: same or not; where it starts; why we believe it; how far it matters; what else was seen.
+function start() {
+  const band = C.noise.some((n) => n > 0);
+  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `Every one of ${count(CALLS, "call")} made what the reference made, bit for bit.`));
+  return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution${band ? "; shaded is what rounding in it, and what it was given, explain" : ""}. Point for numbers, click to open.`, runChart()) : null;
+}
+
+function matters() {
+  const ends = ROOTS.filter((i) => C.error[i] !== null), worst = ends.reduce((a, i) => (a < 0 || C.error[i] > C.error[a] ? i : a), -1);
+  const first = DATA.answer.findings[0]?.call ?? -1, lines = [];
+  if (worst >= 0) lines.push(C.error[worst] > 0 ? `At the outputs of ${name(worst)} the error is ${number(C.error[worst])}${ends.length > 1 ? ` at most (${where(worst) || "its only call"}), over ${count(ends.length, "call")} of the model` : ""}.` : "The outputs of the model are equal, bit for bit.");
+  if (first >= 0) {
+    const behind = downstream(first), hit = [...behind].filter((i) => C.error[i] > 0);
+    lines.push(`${count(behind.size, "call")} depend on ${name(first)} of step ${C.step[first]}; ${count(hit.length)} of these differ, ${count(hit.filter((i) => verdict(i) === "inherited").length)} only because of what they were given.`);
+  }
+  const tally = VERDICTS.filter((v) => DATA.answer.counts[v]).map((v) => chip(v, `${count(DATA.answer.counts[v])} ${v}`));
+  return lines.length || tally.length ? section("matters", "How far it matters", "", el("ul", { class: "bullets" }, lines.map((text) => el("li", {}, text))), el("div", { class: "legend", style: { "margin-top": "6px" } }, tally)) : null;
+}
+
+function seen() {
+  const a = DATA.answer, items = [];
+  const put = (title, list, most = 12) => { if (list?.length) items.push(el("div", {}, el("h3", {}, title), el("ul", { class: "bullets" }, list.slice(0, most).map((text) => el("li", {}, text)), list.length > most && el("li", { class: "soft" }, `${count(list.length - most)} more in summary.json`)))); };
+  put("Inputs that differ", a.inputs_differ);
+  put("Not on this page", DATA.missing);
+  put("Conditions that differ", a.environment);
+  put("Programs", a.programs);
+  put("Notes", a.notes);
+  put("Declared or lost precision", a.declared.map((d) => `${d.declared ? "declared" : "not declared"}: ${count(d.calls, "call")}, ${d.what}${d.sqnr_db !== null && d.sqnr_db !== undefined ? `; SQNR from ${number(d.sqnr_db)} dB, worst ${d.worst}` : ""}`));
+  if (a.repetition) put("Repetition of the reference", [`${count(a.repetition.runs.length, "further run")}: ${a.repetition.calls ? `${count(a.repetition.calls, "call")} do not repeat (${a.repetition.names.slice(0, 6).join(", ")}), by ${number(a.repetition.own)}` : "every call repeats on equal inputs"}`]);
+  if (a.third) put("Third run", [`the target is off by ${number(a.third.target_err)}, the reference by ${number(a.third.reference_err)}; closer in ${count(a.third.closer)} of ${count(a.third.calls, "region")}`]);
+  for (const [side, names] of Object.entries(a.without_partner)) put(side === "ambiguous" ? "Several partners, none chosen" : `Only in the ${side}`, names, 20);
+  put("Nearest to those", a.nearest.map((n) => `${n.name}: ${n.candidate} (${n.why})`));
+  put("Alignment", DATA.aligned, 6);
+  return items.length ? section("seen", "What else was seen", "", el("div", { class: "split" }, items)) : null;
+}
+
+function sides() {
+  const [left, right] = DATA.sides, names = [...new Map([...(left.facts || []), ...(right.facts || [])])].map(([k]) => k);
+  const of = (side) => new Map(side.facts || []), a = of(left), b = of(right), differing = new Set(left.differing || []);
+  const row = (k) => el("tr", {}, el("td", { class: "soft" }, k), el("td", {}, a.get(k) || ""), el("td", { class: differing.has(k) ? "differs" : "" }, b.get(k) || "", differing.has(k) && el("span", { class: "soft" }, " (differs)")));
+  const main = names.filter((k) => differing.has(k) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
+  const table = (list, head) => el("div", { class: "scroll" }, el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
+  const head = [el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
+  return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides`), table(rest)) : null,
+    el("p", { class: "soft small", style: { "margin-top": "8px" } }, `whence ${DATA.answer.versions.whence || ""}`), DATA.commands.compare.map((c) => copyable(c))));
+}
+
+const help = helpBox();
+const parts = [answer(), start(), findings(), matters(), tokens(), maps(), tree(), seen(), lists(), sides()].filter(Boolean);
+const titles = { start: "Where", why: "Why", matters: "How far", tokens: "Tokens", maps: "By step", modules: "Modules", seen: "Else", all: "Table", sides: "Runs" };
+const jumps = parts.filter((p) => titles[p.id]).map((p) => el("a", { href: `#${p.id}-title`, onclick: (event) => { event.preventDefault(); p.scrollIntoView(); document.getElementById(`${p.id}-title`).focus({ preventScroll: true }); } }, titles[p.id]));
+add(document.getElementById("app"), [
+  el("header", { class: "bar" }, el("b", {}, "whence"), el("nav", { "aria-label": "Sections" }, jumps), el("button", { type: "button", onclick: switchTheme, title: "Light or dark (t)" }, "Light / dark"), el("button", { type: "button", onclick: () => help.showModal(), "aria-label": "Keyboard help" }, "?")),
+  el("main", {}, parts), drawer(), tip, help,
+]);
+addEventListener("beforeprint", () => applyTheme("light"));
+addEventListener("afterprint", () => applyTheme());
+keys(help);
+document.documentElement.dataset.ready = String(Math.round(performance.now()));

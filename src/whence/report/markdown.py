@@ -1,0 +1,77 @@
+"""A Comparison as Markdown, for the summary of a job, a ticket or a comment: the answer, its findings, the counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from whence.report.plain import clean, count
+from whence.report.text import CAUSES, answer, headline
+from whence.results import Comparison, Finding
+
+_MOST = 20
+_MEANT = re.compile(r"([\\`*_\[\]<>#|~])")
+_RUNS = re.compile(r"`+")
+
+
+def markdown(result: Comparison) -> str:
+    """The whole text. Names of a run are code, sentences are escaped: neither makes a link, a mention or HTML."""
+    return "\n".join(_lines(result)) + "\n"
+
+
+def _lines(result: Comparison) -> Iterator[str]:
+    yield f"### whence: {result.status.upper()}"
+    yield ""
+    yield words(headline(result))
+    yield ""
+    yield f"Reference {code(result.reference)}, target {code(result.target)}."
+    if result.inputs_differ:
+        yield ""
+        yield from (f"- **inputs differ**: {words(sentence)}" for sentence in result.inputs_differ[:_MOST])
+    if result.findings:
+        yield ""
+        head = ("", "operator", "type", "where", "cause", "why")
+        yield from table(head, (_finding(i, f) for i, f in enumerate(result.findings[:_MOST], 1)))
+        if len(result.findings) > _MOST:
+            yield ""
+            yield f"{count(len(result.findings) - _MOST, 'more finding')}."
+    if result.counts:
+        yield ""
+        yield from table(("verdict", "calls"), ((code(verdict), count(n)) for verdict, n in result.counts.items()))
+    yield ""
+    yield from ("<details><summary>All that was said</summary>", "", fenced(answer(result).rstrip("\n")), "", "</details>")
+
+
+def _finding(number: int, finding: Finding) -> tuple[str, ...]:
+    where = f"step {finding.step}, rank {finding.rank}"
+    cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    name = code(finding.name) + (f" {code(finding.slot)}" if finding.slot else "")
+    also = f"; also in {', '.join(code(n) for n in finding.also[:4])}" if finding.also else ""
+    return str(number), name, code(finding.op_type), where, f"{words(cause)} ({finding.confidence})", words(finding.sentence) + also
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table; cells are Markdown already and hold no bare bar."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def fenced(text: str) -> str:
+    """Lines shown as they are, whatever they hold."""
+    fence = "`" * max(3, 1 + max((len(run) for run in _RUNS.findall(text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def code(text: object) -> str:
+    """Text as code, whatever it holds, also in a table."""
+    plain = clean(text).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in _RUNS.findall(plain)), default=0))
+    blank = " " if plain[:1] in ("`", " ", "") or plain[-1:] in ("`", " ") else ""
+    return f"{fence}{blank}{plain}{blank}{fence}"
+
+
+def words(text: str) -> str:
+    """Prose that is shown as it is: no mark-up, no HTML, nobody mentioned."""
+    return _MEANT.sub(r"\\\1", clean(text).replace("&", "&amp;")).replace("@", "&#64;")

@@ -1,0 +1,69 @@
+"""Calls, tensors and rows by the names that a person types: what `run["fc1"]` and `comparison["fc1"]` find."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from whence.errors import ElementsMissing
+from whence.records import Call
+
+_MOST = 20_000  # names that are offered
+
+
+def of_run(run: Any, name: str) -> Any:
+    """The calls of a name, or the elements of `NAME:SLOT` in the first of its calls that kept them."""
+    calls = _calls(run, name)
+    if calls:
+        return calls
+    scope, colon, slot = name.rpartition(":")
+    refs = [ref for call in _calls(run, scope) for ref in call.refs if ref.slot == slot] if colon else []
+    for ref in refs:
+        try:
+            return run.array(ref.record)
+        except ElementsMissing:
+            if ref is refs[-1]:
+                raise
+    raise KeyError(_unknown(name, names_in(run)))
+
+
+def _calls(run: Any, name: str) -> tuple[Call, ...]:
+    return tuple(call for call in run.calls if name in (call.scope or call.root, _full(call)))
+
+
+def names_in(run: Any) -> list[str]:
+    """Names of calls in the order of the run, then of their tensors."""
+    calls: dict[str, None] = {}
+    slots: dict[str, None] = {}
+    for call in run.calls:
+        calls[_full(call)] = None
+        slots.update((f"{_full(call)}:{ref.slot}", None) for ref in call.refs)
+        if len(slots) > _MOST:
+            break
+    return [*calls, *slots]
+
+
+def _full(call: Call) -> str:
+    name = call.scope or call.root
+    return f"{name}/{call.op}" if call.op else name
+
+
+def rows(result: Any, name: str) -> tuple[Any, ...]:
+    """The rows of a comparison whose call has this name."""
+    found = tuple(row for row in result.rows if row.name == name)
+    if not found:
+        raise KeyError(_unknown(name, names_of(result)))
+    return found
+
+
+def names_of(result: Any) -> list[str]:
+    """Names of the calls of a comparison, those of findings first."""
+    names: Iterable[str] = (*(f.name for f in result.findings), *(row.name for row in result.rows))
+    there = {row.name for row in result.rows}
+    return [name for name in dict.fromkeys(names) if name in there]
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
+    return f"no {name!r} here; " + (f"nearest: {', '.join(near)}" if near else "nothing is")

@@ -1,0 +1,109 @@
+"""What a notebook shows of a comparison, a finding or a run. Styles are inline and take the notebook's own colours, light or dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import islice
+from typing import Any
+
+from whence.report import show
+from whence.report.markdown import code, fenced, table, words
+from whence.report.markdown import markdown as whole
+from whence.report.plain import clean, count
+from whence.report.text import CAUSES, answer, headline
+from whence.results import Comparison, Finding
+
+_FINDINGS = 10
+_LINES = 60
+_DESCRIBED = 100_000  # records; a heading counts all of them
+_SIGNS = {"same": "✓", "different": "✗", "undecided": "?"}
+_TINTS = {"same": "#1b7837", "different": "#b2182b", "undecided": "#a6611a"}
+_CELL = "text-align:left;padding:2px 10px 2px 0;vertical-align:top"
+
+
+def html(item: Any) -> str:
+    """HTML of a Comparison, a Finding, or else a Run."""
+    if isinstance(item, Comparison):
+        return _comparison(item)
+    if isinstance(item, Finding):
+        return _table(("operator", "type", "where", "cause", "why"), [_finding(item)])
+    heading, tree = _run(item)
+    folded = f"<details><summary>modules</summary><pre>{_lines(tree)}</pre></details>" if tree else ""
+    return f"<pre>{_lines(heading)}</pre>{folded}"
+
+
+def markdown(item: Any) -> str:
+    """The same as Markdown."""
+    if isinstance(item, Comparison):
+        return whole(item)
+    if isinstance(item, Finding):
+        head, row = ("operator", "type", "where", "cause", "why"), _finding(item)
+        cells = (code(row[0]), code(row[1]), *map(words, row[2:]))
+        return "\n".join(table(head, [cells])) + "\n"
+    heading, tree = _run(item)
+    return fenced("\n".join([*heading, "", *tree]).rstrip("\n")) + "\n"
+
+
+def line(item: Any) -> str:
+    """One line of plain text."""
+    if isinstance(item, Comparison):
+        return f"<Comparison {item.status}: {clean(headline(item))}; {clean(item.reference)} against {clean(item.target)}>"
+    if isinstance(item, Finding):
+        return f"<Finding {clean(item.name)} ({clean(item.op_type)}), step {item.step}, rank {item.rank}: {_cause(item)}>"
+    kind = type(item).__name__
+    return f"<{kind} {clean(item.path)}: {count(len(item.calls), 'call')}, {count(len(item.records), 'record')}>"
+
+
+def _comparison(result: Comparison) -> str:
+    chip = (
+        f'<span style="background:{_TINTS[result.status]};color:#fff;padding:1px 8px;border-radius:3px;font-weight:600">'
+        f"{_SIGNS[result.status]} {result.status.upper()}</span>"
+    )
+    parts = [f"<div>{chip} <b>{_safe(headline(result))}</b></div>"]
+    parts.append(f"<div>{_code(result.reference)} against {_code(result.target)}</div>")
+    parts += [f"<div><b>inputs differ</b> {_safe(sentence)}</div>" for sentence in result.inputs_differ[:3]]
+    if result.findings:
+        parts.append(_table(("operator", "type", "where", "cause", "why"), map(_finding, result.findings[:_FINDINGS])))
+    if len(result.findings) > _FINDINGS:
+        parts.append(f"<div>{count(len(result.findings) - _FINDINGS, 'more finding')}</div>")
+    parts.append(f"<div>{_safe(', '.join(f'{count(n)} {verdict}' for verdict, n in result.counts.items()))}</div>")
+    parts.append(f"<details><summary>all that was said</summary><pre>{escape(answer(result))}</pre></details>")
+    return "".join(parts)
+
+
+def _finding(finding: Finding) -> tuple[str, ...]:
+    where = f"step {finding.step}, rank {finding.rank}" + (f", {finding.slot}" if finding.slot else "")
+    return finding.name, finding.op_type, where, _cause(finding), finding.sentence
+
+
+def _cause(finding: Finding) -> str:
+    words = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    return f"{words} ({finding.confidence})"
+
+
+def _run(run: Any) -> tuple[list[str], list[str]]:
+    """What ran, and its modules; of a very large run one line."""
+    if len(run.records) > _DESCRIBED:
+        return [line(run)], []
+    tree = list(islice(show.tree(run, show.Choice()), _LINES + 1))
+    more = ["... whence show has all"] if len(tree) > _LINES else []
+    return list(show.heading(run)), [*tree[:_LINES], *more]
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return escape("\n".join(lines))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f'<th style="{_CELL}">{escape(cell)}</th>' for cell in head)
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{_safe(cell)}</td>' for cell in row) + "</tr>" for row in rows)
+    return f'<table style="border-collapse:collapse;font-size:inherit"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _code(text: str) -> str:
+    return f"<code>{_safe(text)}</code>"
+
+
+def _safe(text: str) -> str:
+    return escape(clean(text))

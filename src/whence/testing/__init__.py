@@ -1,0 +1,55 @@
+"""Parity in tests: two models, or a model and a run kept from before, must compute the same.
+
+    from whence.testing import assert_parity
+
+    def test_the_port(model, ported, batch):
+        assert_parity(model, ported, batch)
+
+The fixture `whence_compare` of the pytest plugin is the same and keeps what it captured below the test's `tmp_path`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
+
+__all__ = ["ParityError", "assert_parity"]
+
+
+class ParityError(AssertionError):
+    """Two models do not compute the same, or it cannot be told whether they do. comparison: what was found."""
+
+    def __init__(self, message: str, comparison: Comparison) -> None:
+        super().__init__(message)
+        self.comparison = comparison
+
+
+def assert_parity(model_a: Any, model_b: Any, inputs: Any = None, folder: str | os.PathLike[str] | None = None, **how: Any) -> Comparison:
+    """Call both models on the same inputs and raise ParityError unless every difference is rounding; `model_a` is the reference.
+
+    model_a, model_b: torch modules, Paddle layers or predictors, or paths of runs. inputs: a tuple is the positional arguments, a
+    mapping the named ones, anything else the only one. folder: for the runs and the comparison; None: a temporary one, which
+    stays when the assertion fails and is named in its message. how: arguments of `whence.compare` (strict, policy, mapping, ...),
+    and options=, of the captures.
+    Returns the comparison. What cannot be compared fails too. Raises also what the models raise, and WhenceError.
+    """
+    __tracebackhide__ = True
+    from whence import report
+    from whence.api.parity import parity
+
+    place = os.fspath(folder) if folder is not None else tempfile.mkdtemp(prefix="whence-parity-")
+    keep = folder is not None
+    try:
+        result = parity(model_a, model_b, inputs, place, **how)
+        if result.status != "same":
+            keep = True
+            raise ParityError(report.disparity(result, place), result)
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+    return result

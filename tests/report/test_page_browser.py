@@ -1,0 +1,268 @@
+"""The page in Chromium, from a file and without a network: what a reader does with it works, and nothing is fetched or complained of."""
+
+import shutil
+
+import msgspec
+import pytest
+from by_hand_page import page
+
+from whence.report.html import page_html
+from whence.results import PromptMatch, TokenMatch
+
+pytestmark = pytest.mark.browser
+sync_api = pytest.importorskip("playwright.sync_api", reason="drives the page: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("no chromium on this machine: apt-get install chromium", allow_module_level=True)
+
+EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page and gives its tab; at the end nothing but the file was asked for and nothing was complained of."""
+    said, tabs = [], []
+
+    def look(made, fragment="", **given):
+        file = tmp_path / "report.html"
+        file.write_text(page_html(made), encoding="utf-8")
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}, "color_scheme": "light", "offline": True} | given))
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: said.append(request.url) if not request.url.startswith(file.as_uri()) else None)
+        tab.goto(file.as_uri() + fragment)
+        tab.wait_for_selector("html[data-ready]", state="attached")
+        tabs.append(context)
+        return tab
+
+    yield look
+    for context in tabs:
+        context.close()
+    assert said == []
+
+
+def grid_names(tab):
+    return tab.locator("#all .body [role=row]").locator("code").all_inner_texts()
+
+
+def test_answers_stand_in_their_order_and_the_first_is_in_the_first_screen(opened):
+    tab = opened(page())
+    assert tab.inner_text("h1") == "The error starts in layers.2.q_proj (Linear)."
+    assert tab.locator("main > section").evaluate_all("all => all.map(s => s.id)") == [
+        "answer", "start", "why", "matters", "tokens", "maps", "modules", "all", "sides",
+    ]  # fmt: skip
+    assert tab.locator("#run-chart").bounding_box()["y"] < 700
+    tiles = tab.locator(".tiles div").all_inner_texts()
+    assert [t.split()[-1] for t in tiles] == ["captured", "paired", "measured", "replayed", "unmatched", "incomparable"]
+    assert "explained up to" in tab.inner_text("#why")
+
+
+def test_pointing_shows_the_call_and_a_click_opens_it(opened):
+    made = page()
+    tab = opened(made)
+    box = tab.locator("#run-chart").bounding_box()
+    hit = made.comparison.findings[0].pair
+    shown = [i for i, c in enumerate(made.calls) if c.leaf]
+    low, high = shown[0], shown[-1]
+    frame = box["x"] + 60 + 8, box["x"] + box["width"] - 12 - 8
+    x = frame[0] + (hit - low) / (high - low) * (frame[1] - frame[0])
+    for y in range(int(box["y"]) + 24, int(box["y"] + box["height"]), 8):
+        tab.mouse.move(x, y)
+        if "introduced" in tab.locator(".tip").inner_text() and tab.locator(".tip").is_visible():
+            break
+    assert "layers.2.q_proj" in tab.inner_text(".tip")
+    assert "error 0.02" in tab.inner_text(".tip")
+    tab.mouse.click(x, y)
+    assert tab.locator(".drawer").is_visible()
+    assert tab.inner_text(".drawer h2") == "layers.2.q_proj Linear"
+    assert tab.evaluate("location.hash") == f"#call={hit}"
+    assert tab.locator(".drawer canvas").count() == 4
+    assert "[1, 6, 63]" in tab.inner_text(".drawer")
+    assert "0.1234568" in tab.inner_text(".drawer")
+
+
+def test_search_filter_and_order_of_the_table_are_in_the_link(opened):
+    made = page()
+    tab = opened(made)
+    tab.fill("#find", "O_PROJ")
+    assert set(grid_names(tab)) == {f"layers.{k}.o_proj" for k in range(4)}
+    tab.select_option("select[aria-label=verdict]", "inherited")
+    assert set(grid_names(tab)) == {"layers.2.o_proj", "layers.3.o_proj"}
+    tab.click("#all [role=columnheader][data-key=error] button")
+    errors = [c.error for c in made.calls if c.name.endswith("o_proj") and c.verdict == "inherited"]
+    assert [float(t) for t in tab.locator("#all .body [role=row] [role=gridcell]:nth-child(8)").all_inner_texts()] == pytest.approx(
+        sorted(errors, reverse=True), rel=5e-3
+    )
+    assert tab.locator("#all [data-key=error]").get_attribute("aria-sort") == "descending"
+    link = tab.evaluate("location.hash")
+    again = opened(made, link)
+    assert grid_names(again) == grid_names(tab)
+    assert again.input_value("#find") == "O_PROJ"
+
+
+def test_a_link_opens_its_call(opened):
+    made = page()
+    tab = opened(made, "#call=3&table=tensors")
+    assert tab.inner_text(".drawer h2") == f"{made.calls[3].name} {made.calls[3].op_type}"
+    assert tab.locator("#all [role=tab][aria-selected=true]").inner_text().endswith("tensors")
+    tab.keyboard.press("Escape")
+    assert tab.locator(".drawer").is_hidden()
+    assert tab.evaluate("location.hash") == "#table=tensors"
+
+
+@pytest.mark.parametrize("link", ["#call=999999", "#call=-1", "#call=x", "#sort=nothing", "#verdict=nothing"])
+def test_a_link_to_nothing_is_no_error(opened, link):
+    assert opened(page(), link).locator(".drawer").is_hidden()
+
+
+def test_a_name_with_a_script_is_text(opened):
+    tab = opened(page(guilty=EVIL, sentence=EVIL))
+    assert tab.evaluate("window.hacked") is None
+    assert EVIL in tab.inner_text("h1")
+    assert EVIL in tab.inner_text("#why")
+    assert tab.locator("img").count() == 0
+    tab.keyboard.press("f")
+    assert EVIL in tab.inner_text(".drawer h2")
+
+
+def test_keys(opened):
+    made = page()
+    tab = opened(made)
+    tab.keyboard.press("j")
+    assert tab.inner_text(".drawer h2").startswith(made.calls[0].name)
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    tab.keyboard.press("k")
+    assert tab.inner_text(".drawer h2").startswith(made.calls[1].name)
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "find"
+    tab.keyboard.type("j?")
+    assert tab.input_value("#find") == "j?"
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("?")
+    assert tab.locator("dialog").is_visible()
+    tab.keyboard.press("Escape")
+    assert tab.locator("dialog").is_hidden()
+
+
+def test_the_theme_is_the_systems_until_it_is_switched(opened):
+    dark = opened(page(), color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert dark.evaluate("document.documentElement.dataset.theme") == "dark"
+    before = dark.evaluate(ground)
+    dark.keyboard.press("t")
+    assert dark.evaluate("document.documentElement.dataset.theme") == "light"
+    assert dark.evaluate(ground) != before
+    assert opened(page()).evaluate(ground) == dark.evaluate(ground)
+
+
+def test_it_prints_light_with_its_charts_and_without_controls(opened, tmp_path):
+    tab = opened(page(layers=30), color_scheme="dark")
+    tab.pdf(path=tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes()[:5] == b"%PDF-"
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert tab.locator("header.bar").is_hidden()
+    assert tab.locator("#run-chart").is_visible()
+    assert len(grid_names(tab)) == 50
+    end = tab.locator("#all .grid").bounding_box()
+    assert end["y"] + end["height"] <= tab.locator("#sides").bounding_box()["y"]
+
+
+def test_the_tree_unfolds_to_the_fault_and_follows_the_error(opened):
+    made = page(steps=1)
+    tab = opened(made)
+    hit = made.comparison.findings[0].pair
+    assert tab.locator(f"#modules [data-call='{hit}'] > .row.on").is_visible()
+    tab.click("#modules button[data-kind=down]")
+    behind = len(made.calls) - hit - 1
+    assert f"{behind} calls behind layers.2.q_proj" in tab.inner_text("#modules .controls")
+    tab.click("#modules button[data-kind=up]")
+    assert f"{hit - 1} calls before" in tab.inner_text("#modules .controls")
+    tab.focus(f"#modules [data-call='{hit}']")
+    tab.keyboard.press("Enter")
+    assert tab.inner_text(".drawer h2").startswith("layers.2.q_proj")
+
+
+def test_a_hundred_thousand_rows_are_a_few_elements(opened):
+    tab = opened(page(layers=130, steps=26, generation=False), "#table=tensors")
+    assert tab.locator("#all [role=grid]").get_attribute("aria-rowcount") == str(3 * 26 * 1301 + 1)
+    assert tab.locator("#all .body [role=row]").count() < 60
+    tab.locator("#all [role=grid]").evaluate("box => { box.scrollTop = box.scrollHeight }")
+    tab.wait_for_selector(f"#all [aria-rowindex='{3 * 26 * 1301 + 1}']")
+    assert tab.locator("#all .body [role=row]").count() < 60
+
+
+def test_csv_is_what_is_shown_and_no_formula(opened):
+    tab = opened(page(guilty='=1+1,"x"'))
+    tab.evaluate("window.copied = ''; navigator.clipboard.writeText = async text => { window.copied = text }")
+    tab.select_option("select[aria-label=verdict]", "introduced")
+    tab.click("text=Copy as CSV")
+    lines = tab.evaluate("window.copied").splitlines()
+    assert lines[0].startswith("#,verdict,call,type,step")
+    assert len(lines) == 3
+    assert '"\'=1+1,""x"""' in lines[1]
+    assert ",0.02," in lines[1]
+
+
+def test_tokens_are_cells_and_the_first_that_parts_is_marked(opened):
+    match = PromptMatch(
+        number=1, prompt="Tell me", verdict="FAIL", common="the lamp is ", reference_at="lit", target_at="<b>out</b>", first_character=12
+    )
+    texts = TokenMatch(
+        reference="a", target="b", status="fail", count=1, full_match=0.0, half_match=0.0, full_count=0, half_count=0,
+        full_interval=(0.0, 1.0),
+        half_interval=(0.0, 1.0), full_threshold=0.75, half_threshold=0.4, thresholds_from="default", longer_reference=0, longer_target=0,
+        not_compared=0, repeated=0, prompts=(match,),
+    )  # fmt: skip
+    tab = opened(msgspec.structs.replace(page(), texts=texts))
+    cells = tab.locator("#tokens .prompts .cells button")
+    assert cells.all_inner_texts() == ["11", "12", "13", "14\n15", "15", "16"]
+    assert tab.locator("#tokens .first").inner_text() == "14\n15"
+    assert "rounding does not explain" in tab.locator("#tokens .first").get_attribute("aria-label")
+    assert tab.inner_text("#tokens .diff").replace("\n", "") == "the lamp is lit | <b>out</b>"
+
+
+def test_ranks_and_steps_have_maps(opened):
+    tab = opened(page(ranks=2, steps=3))
+    assert tab.locator("#maps figure .name").all_inner_texts() == ["rank by layer", "step by layer"]
+    tab.locator("#maps canvas").first.hover(position={"x": 400, "y": 20})
+    assert "rank 0" in tab.inner_text(".tip")
+
+
+def test_a_narrow_screen_has_no_sideways_scroll(opened):
+    tab = opened(page(), viewport={"width": 380, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 380
+    tab.keyboard.press("f")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 380
+
+
+def test_a_fault_far_down_a_flat_list_is_in_view(opened):
+    """Dumps of other tools have thousands of operators and no tree."""
+    made = page(layers=60, steps=1)
+    flat = msgspec.structs.replace(made, calls=tuple(msgspec.structs.replace(c, parent=-1, leaf=True) for c in made.calls))
+    hit = made.comparison.findings[0].pair
+    far = opened(flat, f"#call={hit + 400}")
+    assert far.locator(f"#modules [data-call='{hit + 400}'] > .row.on").count() == 1
+    assert "more before" in far.inner_text("#modules .tree")
+
+
+def test_equal_runs_need_no_chart(opened):
+    made = page()
+    equal = tuple(msgspec.structs.replace(c, verdict="identical", error=0.0, noise=None) for c in made.calls)
+    same = msgspec.structs.replace(made.comparison, status="same", findings=(), counts={"identical": len(equal)})
+    tab = opened(msgspec.structs.replace(made, calls=equal, comparison=same, details=()))
+    assert tab.inner_text("h1") == "Bitwise identical."
+    assert tab.locator("#run-chart").count() == 0
+    assert "bit for bit" in tab.inner_text("#start")
