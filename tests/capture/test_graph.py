@@ -568,6 +568,8 @@ def backend(gm, inputs):
     if "--bug" in sys.argv:
         norms[1].args = (*norms[1].args[:4], 1e-2)
         gm.recompile()
+    if "--eager" in sys.argv:
+        return gm.forward
     if "--late" in sys.argv:
         from torch._inductor import compile_fx as module
         return module.compile_fx(gm, inputs)
@@ -579,10 +581,11 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [["--late"], []])
-def test_a_backend_of_ones_own_that_ends_in_inductor_is_captured_and_its_pass_found(tmp_path, late):
+@pytest.mark.parametrize("way", [["--late"], [], ["--eager"]])
+def test_a_backend_of_ones_own_is_captured_and_its_pass_found(tmp_path, way):
+    """It hands its graph to inductor, or has Python run it."""
     (tmp_path / "script.py").write_text(BACKEND)
-    python = [sys.executable, str(tmp_path / "script.py"), *late]
+    python = [sys.executable, str(tmp_path / "script.py"), *way]
     for name, how, args in (("ref", ["--graph-mode", "fx"], []), ("tgt", [], ["--bug"])):
         command = [sys.executable, "-m", "whence", "run", "--level", "graph", *how, "-o", str(tmp_path / name), "--", *python, *args]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -671,6 +674,8 @@ def test_running_beside_the_program_changes_nothing_of_it():
         ("L['self'].layers[3].mlp", ("layers.3.mlp", "self")),
         ("G['model']._modules['fc']._parameters['weight']", ("fc.weight", "model")),
         ("L['self']._buffers['mean']", ("mean", "self")),
+        ("L['fn'].__self__._modules['layers']._modules['0']", ("layers.0", "fn")),
+        ("L['fn'].__closure__[0].cell_contents.fc", ("fc", "fn")),
     ],
 )
 def test_module_paths(text, path):

@@ -25,6 +25,7 @@ import torch
 
 from whence.arrays.torch import tensors_in
 from whence.capture import torch_graph_nodes as nodes
+from whence.capture import torch_graph_others as others
 from whence.capture import torch_inductor as inductor
 from whence.capture.session import Session
 from whence.capture.torch_calls import overload_of
@@ -201,15 +202,13 @@ class GraphListener(Listener):
             made = other.__call__
 
             @functools.wraps(made)
-            def __call__(wrapper: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            def __call__(wrapper: Any, gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
                 if not listener.active or isinstance(getattr(wrapper, "compiler_fn", None), _Inductor):
-                    return made(wrapper, gm, *args, **kwargs)
+                    return made(wrapper, gm, inputs, *args, **kwargs)
                 before = listener._compiles
                 with listener.instrumenting(gm):
-                    out = made(wrapper, gm, *args, **kwargs)
-                if listener._compiles == before:
-                    listener._other_backend(wrapper)
-                return out
+                    out = made(wrapper, gm, inputs, *args, **kwargs)
+                    return out if listener._compiles > before else listener._other_backend(wrapper, gm, inputs, out)
 
             other.__call__ = __call__
             self._patched.append((other, made, __call__))
@@ -269,9 +268,33 @@ class GraphListener(Listener):
                 if compile_fx.compile_fx is compiled:
                     compile_fx.compile_fx = original
 
-    def _other_backend(self, wrapper: Any) -> None:
+    def _other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
+        """What runs instead of what another backend returned: the same, where it is not a graph that Python runs."""
         name = getattr(wrapper, "compiler_name", "") or getattr(getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__)
-        self._tell("inside-not-seen", f"compiled with the backend {name}: only inductor's graphs are captured, of this one its boundary")
+        modules = self._modules_of(gm)
+
+        def take(backward: bool, lowered: Any) -> Any:
+            graph = Graph(self, _name(), self._number(), backward, modules)
+            graph.mode = "fx"
+            collected = Collected(graph.key, "fx", self.session.options.graph_buffers)
+            collected.graph = nodes.copied(lowered)
+            graph.learn(collected)
+            graph.code["fx"] = interpreted(graph.module, graph.ran)
+            self._say_what_is_named(graph, self._write_texts(graph, nodes.readable(gm)))
+            return graph
+
+        shown = others.shown(out, inputs, name, take, self._tell, self._quiet)
+        if shown is None:
+            self._tell("inside-not-seen", f"compiled with the backend {name}: only the boundary of what it made is captured")
+        return out if shown is None else shown
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        before, self._local.busy = self._local.busy, True
+        try:
+            yield
+        finally:
+            self._local.busy = before
 
     def _tell(self, kind: str, text: str) -> None:
         if text not in self._told:

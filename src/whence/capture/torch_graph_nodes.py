@@ -149,7 +149,10 @@ def module_path(text: str) -> tuple[str, str]:
     rest = text[found.end() :] if found else text
     rest = _INDEX.sub(r".\1", _MODULES.sub(r".\1", rest))
     rest = rest.replace("_parameters.", ".").replace("_buffers.", ".")
-    return ".".join(part for part in rest.split(".") if part and part not in ("_modules", "_parameters", "_buffers")), local
+    parts = [part for part in rest.split(".") if part and part not in ("_modules", "_parameters", "_buffers")]
+    while parts and (parts[0] in ("__self__", "__wrapped__", "__closure__", "cell_contents")):
+        parts = parts[2 if parts[0] == "__closure__" else 1 :]  # the module that a method or a wrapper of one holds
+    return ".".join(parts), local
 
 
 def _source(node: Any) -> str:

@@ -23,6 +23,7 @@ from whence.records import Call, Program, Ref, Run, children
 _NODE = "node "
 _KERNEL = "kernel "
 _COMPILED = "compiled by inductor"
+_ALIKE = 0.9  # of the operators of two graphs in the same order; below, they were lowered otherwise, and order proves little
 _MOST = 20_000  # operations of two graphs that differ; beyond, they are matched by name
 
 _Place = tuple[int, int]  # operation, result
@@ -166,7 +167,8 @@ class _Both:
                     f"{across}; they are judged with the next that is"
                 )
         if self.one.program is not None and self.other.program is not None and not self._one_graph():
-            yield f"graph {self.one.call.op}{_of_phase(self.one.call)}: both runs have other operators in it; nodes are paired in order"
+            where = f"graph {self.one.call.op}{_of_phase(self.one.call)}"
+            yield f"{where}: both runs have other operators in it; nodes are paired by place, module and operator"
 
     def _one_graph(self) -> bool:
         return all(a == b for a, b in self.names.items()) and len(self.names) == len(self.one.places) == len(self.other.places)
@@ -338,7 +340,12 @@ def _same_nodes(one: Program | None, other: Program | None) -> dict[str, str]:
         same = {name: name for name in one.names if name in set(other.names)}
     else:
         same = {}
-        for block in SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
+        matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+        alone = _alone(one) if matcher.ratio() < _ALIKE else None
+        across = _alone(other) if alone is not None else {}
+        if alone is not None:
+            same = {name: across[what] for what, name in alone.items() if what in across}
+        for block in matcher.get_matching_blocks() if alone is None else ():
             for k in range(block.size):
                 same[one.names[block.a + k]] = other.names[block.b + k]
     picked = {(i, k): name for name, i, k in other.picks}
@@ -348,6 +355,14 @@ def _same_nodes(one: Program | None, other: Program | None) -> dict[str, str]:
         if maker is not None and (at[maker], k) in picked:
             same[name] = picked[at[maker], k]
     return same
+
+
+def _alone(program: Program) -> dict[tuple[str, str], str]:
+    """By module path and operator, the node that is the only such one."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, scope, op in zip(program.names, program.scopes, program.operations):
+        found[scope, op.name].append(name)
+    return {what: names[0] for what, names in found.items() if len(names) == 1}
 
 
 def _plain(slot: str) -> str:
