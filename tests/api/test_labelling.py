@@ -286,6 +286,7 @@ def test_files_that_are_late_torn_old_or_written_again(run, tmp_path, monkeypatc
     assert all(rows[name]["relative_euclidean_distance"] == "0.0" for name in good)
     assert "20 of 24 bytes: the file was cut short" in rows["torn#0"]["cmp_fail_reason"]
     assert "gone.bin never appeared" in rows["gone#0"]["cmp_fail_reason"]
+    assert {rows["gone#0"][f"acl_{column}"] for column in ("data_path", "dtype", "shape")} == {""}
     assert "not a tensor file" in rows["text#0"]["cmp_fail_reason"]
     assert "written over" in rows["again#0"]["cmp_fail_reason"]
     assert not (run / "labels").exists()

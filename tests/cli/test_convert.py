@@ -135,6 +135,8 @@ def test_xray_jprof_and_summary_diff_check_from_a_dump_to_its_report(tmp_path, c
     whence.begin_dump(folder / "dump")
     torch.nn.GELU()(torch.nn.Linear(8, 8)(torch.ones(2, 8)))
     whence.end_dump()
+    assert execute(["xray", "jprof", str(folder / "dump.json")]) == 3
+    assert "dump.json does not exist" in capsys.readouterr().err
     (folder / "dump.json").write_text("{}")
     assert execute(["xray", "jprof", "--cpu_init", "--blacklist", "--factory=load", str(folder / "dump.json")]) == 0
     said = capsys.readouterr()

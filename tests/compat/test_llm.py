@@ -110,6 +110,8 @@ def test_what_is_not_understood_is_an_error():
                   {"dump_last_logits": True, "layer_name": "root"}):  # fmt: skip
         with pytest.raises(UsageError):
             DumpConfig(**wrong)
+    with pytest.raises(UsageError, match="did you mean token_range"):
+        DumpConfig(token_rnage=[0])
     with pytest.raises(UsageError, match="takes a DumpConfig"):
         register_hook(torch.nn.Linear(1, 1), {"dump_path": "."})
 

@@ -103,8 +103,9 @@ def test_switched_off_and_debug_points(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({"task": "acc_check"}, "task 'acc_check' is not there"), ({"level": "L2"}, "level 'L2' is not there"),
-     ({"stepp": [0]}, "no option 'stepp'"), ({"step": ["a"]}, "no number"), ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
-     ({"tensor": {"lst": ["a"]}}, "no option 'lst'")],
+     ({"stepp": [0]}, "no option 'stepp'; did you mean step"), ({"step": ["a"]}, "no number"),
+     ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
+     ({"tensor": {"lst": ["a"]}}, "no option 'lst'; did you mean list")],
 )  # fmt: skip
 def test_what_is_not_understood_is_an_error(tmp_path, settings, said):
     from whence.compat.msprobe.pytorch import PrecisionDebugger

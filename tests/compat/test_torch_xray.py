@@ -111,6 +111,8 @@ def test_what_is_not_understood_is_an_error():
     for wrong in ({"hook_name": "overflow"}, {"stepp": 1}, {"step": ["x"]}, {"rank": [-1]}):
         with pytest.raises(UsageError):
             PrecisionDebugger("dump", **wrong)
+    with pytest.raises(UsageError, match=r"no option 'hook_nam'; did you mean hook_name\?"):
+        PrecisionDebugger("dump", hook_nam="dump")
     with pytest.raises(UsageError, match="X_DUMP_NUM='many'"):
         begin_dump(X_DUMP_NUM="many")
 

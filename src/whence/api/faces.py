@@ -235,9 +235,21 @@ class Faces:
         return found
 
     def shows_no_inside(self, index: int, pair: CallPair) -> bool:
-        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?"""
-        if self.target_kids.get(pair.target) or not self.kids.get(pair.reference):
+        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?
+
+        Also one of which the target shows the innermost calls alone: these are then the same to the bit too, and what is missing are
+        the calls around them.
+        """
+        if not self.kids.get(pair.reference) or not self._is_identical(index):
             return False
+        if not self.target_kids.get(pair.target):
+            return True
+        around = self.alone(pair.reference)
+        within = {k for call in (pair.reference, *around) for k in self.kids.get(call, ())}
+        paired = [self.pair_of[k] for k in within if k in self.pair_of]
+        return bool(around) and all(self.kids.get(k) for k in around) and all(map(self._is_identical, paired))
+
+    def _is_identical(self, index: int) -> bool:
         slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
         return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
 

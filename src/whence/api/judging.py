@@ -50,7 +50,8 @@ class Judging:
         self.replayer = None
         if options.replay:
             self.replayer = Replayer(
-                faces.reference, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow,
+                faces.reference, faces.target, paired=faces.pair_of, inner=faces.inner_parameter,
+                shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow,
                 spread=again.elementwise, model=options.model,
             )  # fmt: skip
         self.tapped = Tapped(faces, regions, self.replayer)

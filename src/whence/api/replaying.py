@@ -41,8 +41,9 @@ class Replayed:
     """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
 
     inside: how many calls without a partner ran as part of it; ran: which. broken: the target agrees with the reference's program
-    and what the reference recorded does not, by so many times what rounding explains. quick: nothing came near a limit even with
-    the least noise there can be, so the working replay was spared.
+    and what the reference recorded does not, by so many times what rounding explains. assumed: output slot -> an input of it that the
+    target does not show, where it shows none of them. quick: nothing came near a limit even with the least noise there can be, so the
+    working replay was spared.
     """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Replayed:
     inside: int = 0
     ran: list[Call] = field(default_factory=list)
     broken: float = 0.0
+    assumed: dict[str, str] = field(default_factory=dict)
     quick: bool = False
 
     @property
@@ -93,17 +95,18 @@ class Replayer:
     """Figures of calls from replay.
 
     Needs torch; without it every call is refused with the pip command. paired: calls of the reference that have a partner.
-    inner: the parameter that faces one of a call without a partner. allow: vendor namespaces whose operators may be run. spread: of
-    a record of the reference, by how much each element differs between its runs (`Again.elementwise`). model: the user's, for calls
-    of the reference without a usable program.
+    inner: the parameter that faces one of a call without a partner. shown: the pair of a slot of a call that has one. allow: vendor
+    namespaces whose operators may be run. spread: of a record of the reference, by how much each element differs between its runs
+    (`Again.elementwise`). model: the user's, for calls of the reference without a usable program.
     """
 
     def __init__(
         self, reference: Run, target: Run, *, paired: Collection[int] = (),
-        inner: Callable[[Call, Call, str], SlotPair | None] | None = None, allow: Sequence[str] = (),
+        inner: Callable[[Call, Call, str], SlotPair | None] | None = None,
+        shown: Callable[[Call, str], SlotPair | None] = lambda *_: None, allow: Sequence[str] = (),
         spread: Callable[[int], Array | None] = lambda _: None, model: Models | None = None,
     ) -> None:  # fmt: skip
-        self.paired, self.inner, self.spread = paired, inner, spread
+        self.paired, self.inner, self.shown, self.spread = paired, inner, shown, spread
         self.reference, self.target = Side(reference, allow, model), Side(target, allow)
         # What the target itself ran had its masks in its own form.
         self.own = Side(target.base if isinstance(target, Alike) else target, allow)
@@ -130,6 +133,10 @@ class Replayer:
                 if self.instead(call, str(error)):
                     return self.figures(call, other, slots, given, skip, semantics, thorough=thorough)
                 found = Replayed(refused={"": str(error)})
+        for slot, missing in found.assumed.items():
+            if slot in found.local and found.local[slot].score > 1:  # it may as well have been given something else
+                del found.local[slot]
+                found.refused[slot] = f"the target has no tensor for {missing}"
         for why in set(found.refused.values()):
             self.refused[why] += 1
         return found
@@ -164,6 +171,9 @@ class Replayer:
                 found.refused[slot] = f"the target has no tensor for {missing[0]}"
             elif not skip(slot, needs) and not self._handed_on(operand, program.inputs, faced, pair):
                 outputs[slot] = pair
+                given_to_it = sorted(s for s in needs if not s.startswith("param"))
+                if given_to_it and not any(s in faced or s in inside for s in given_to_it):
+                    found.assumed[slot] = given_to_it[0]
         if not outputs:
             return found
         inputs, strides = self.target.arrays({s: faced[s].target_record for s in program.inputs if s in faced})
@@ -466,6 +476,29 @@ class _Running:
         return self._semantics.run(run, given, dtype, self._produced)
 
 
+class _Between(Chain):
+    """Calls without a partner run again; of those inside them that have one, what the target made goes on."""
+
+    def __init__(self, replayer: Replayer, working: str, held: Callable[[Any, Call, str], Any], **options: Any) -> None:
+        super().__init__(replayer.reference, working, held, **options)
+        self._replayer = replayer
+
+    def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
+        """What `call` leaves. Raises ReplayRefused."""
+        shown = self._shown(call) if call.id in self._replayer.paired else {}
+        own = {r.slot: r.record for r in call.refs}
+        self.state.update((own[slot], array) for slot, array in shown.items() if slot.startswith("mutated"))
+        return shown if shown and shown.keys() >= set(self.side.left(call)) else super().run(call, given) | shown
+
+    def _shown(self, call: Call) -> dict[str, Array]:
+        reference, target = self._replayer.reference.run, self._replayer.target.run
+        pairs = {slot: pair for slot in self.side.left(call) if (pair := self._replayer.shown(call, slot)) is not None}
+        return {
+            slot: target.array(pair.target_record) for slot, pair in pairs.items()
+            if reference.records[pair.reference_record].shape == target.records[pair.target_record].shape
+        }  # fmt: skip
+
+
 class _Whole:
     """A call that shows less inside than the reference's: what lies between the tensors that both show, run as one."""
 
@@ -496,7 +529,7 @@ class _Whole:
         own = side.records(call, loaded.program.inputs)
         state = {**self._state, **{own[slot]: array for slot, array in self._inputs.items() if slot in own}}
         noise = np.random.default_rng(seed) if seed is not None else None
-        chain = Chain(side, working, self._held, noise=noise, state=state)
+        chain = _Between(self._replayer, working, self._held, noise=noise, state=state)
         kids = side.children(call.id)
         leaves = {s for k, kid in enumerate(kids) if kid not in self._replayer.paired for s in chain.leaves(k, kid)}
         there = {*self._inputs, *loaded.program.params, *leaves}

@@ -647,6 +647,7 @@ def _faced(compared: Comparison, model: Any) -> tuple[Faces, Replayer]:
     again = Again(one, [], allow=options.allow)
     faces = Faces(one, two, put_together(aligned.plan, one.calls, two.calls), options, again, lambda *_: None)
     replayer = Replayer(
-        one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter, allow=options.allow, model=options.model
+        one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter,
+        shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow, model=options.model,
     )  # fmt: skip
     return faces, replayer

@@ -341,7 +341,10 @@ def _row(row: Facing) -> ViewRow:
     figures: metrics.Figures = {}
     if len(arrays) == 2:
         figures, why = metrics.VIEWS["aclcmp"](*arrays)
-    shown = [_shown(label) if label is not None else None for label in (row.reference, row.target)]
+    sides = (row.reference, row.target)
+    # A file that never appeared has nothing to show; a row needs one side that names it.
+    some = any(label is not None and label.record.dtype for label in sides)
+    shown = [_shown(label) if label is not None and (label.record.dtype or not some) else None for label in sides]
     return ViewRow((-1, -1), "output.0", shown[0], shown[1], figures=figures, why=why)
 
 

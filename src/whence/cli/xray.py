@@ -83,6 +83,8 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
     """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests beside dump.json."""
     from whence import api, report
 
+    if not Path(dump).exists():
+        raise click.UsageError(f"{dump} does not exist; end_dump of torch_xray writes xray_debug/proc_<pid>/dump.json")
     folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
     run, output = folder / "dump", folder / "pytests"
     _same_as(f"whence ops generate {run} -o {output} --factory {factory}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import time
@@ -36,7 +37,7 @@ class DumpConfig:
         from whence.compat._steps import numbers
         from whence.errors import UsageError
 
-        without("DumpConfig", others, {})
+        without("DumpConfig", others, {}, inspect.signature(DumpConfig).parameters)
         modes = (mode,) if isinstance(mode, str) else tuple(mode or ("module",))
         if wrong := [m for m in modes if m not in _LEVELS]:
             raise UsageError(f"DumpConfig(mode={wrong[0]!r}): module, api, or both in a list")

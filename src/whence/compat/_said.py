@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _told: set[str] = set()
@@ -23,10 +23,10 @@ def same_as(name: str, ours: str) -> None:
     once(f"{name} is  {ours}")
 
 
-def without(name: str, given: Mapping[str, Any], why: Mapping[str, str]) -> None:
+def without(name: str, given: Mapping[str, Any], why: Mapping[str, str], known: Iterable[str] = ()) -> None:
     """Note options that were given and change nothing here, each with its reason. Raises UsageError for those that are not known.
 
-    given: name -> value; those that are None or False were not given.
+    given: name -> value; those that are None or False were not given. known: options that do something, for who misspells one.
     """
     from whence.errors import UsageError
 
@@ -34,7 +34,7 @@ def without(name: str, given: Mapping[str, Any], why: Mapping[str, str]) -> None
         if option not in why:
             import difflib
 
-            near = difflib.get_close_matches(option, why, n=1)
+            near = difflib.get_close_matches(option, [*known, *why], n=1)
             raise UsageError(
                 f"{name} has no option {option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"
             )

@@ -42,7 +42,8 @@ def get_ge_dump_config(
         "dump_layer": "the whole graph is dumped; choose when comparing",
         "use_fusion": "it switches fusions of GE",
     }
-    without("get_ge_dump_config", {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}, why)
+    given = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
+    without("get_ge_dump_config", given, why, ("dump_path", "dump_mode", "dump_token", "compiler_config"))
     config = _ours(compiler_config)
     config.mode, config.folder, config.steps = "exact", folder / f"dump_{time.strftime('%Y%m%d_%H%M%S')}", numbers("dump_token", dump_token)
     config.slots = {"all": "both"}.get(dump_mode, dump_mode)

@@ -44,7 +44,7 @@ class PrecisionDebugger:
 
         if hook_name != "dump":
             raise UsageError(f"PrecisionDebugger(hook_name={hook_name!r}): only 'dump' is known")
-        without("PrecisionDebugger", others, {})
+        without("PrecisionDebugger", others, {}, ("dump_path", "hook_name", "rank", "step", "model", "dump_torch_api"))
         self._path, self._model = Path(dump_path), model
         self._steps = numbers("step", step)
         ranks = numbers("rank", rank)
@@ -113,7 +113,7 @@ def begin_dump(
     """
     from whence import api
 
-    without("begin_dump", others, {})
+    without("begin_dump", others, {}, ("X_DEBUG", "X_DEDUP", "X_DUMP_NUM"))
     if _begun and _begun[0][1] == _AT_IMPORT:
         api.end_dump()
         _begun.clear()

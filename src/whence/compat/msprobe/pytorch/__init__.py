@@ -41,7 +41,7 @@ class PrecisionDebugger:
         level: str | None = None, model: Any = None, step: Sequence[int | str] | None = None, rank: Sequence[int | str] | None = None,
         **others: Any,
     ) -> None:  # fmt: skip
-        without("PrecisionDebugger", others, {})
+        without("PrecisionDebugger", others, {}, ("config_path", "task", "dump_path", "level", "model", "step", "rank"))
         if _started:
             once("PrecisionDebugger: there is one in this process already; its configuration holds")
             self.__dict__ = _started[0].__dict__
@@ -61,7 +61,7 @@ class PrecisionDebugger:
         from whence.errors import UsageError
 
         why = {"rank_id": "the rank is that of the process group, else RANK", "scheduled_tokens": "all rows of a batch are dumped"}
-        without("PrecisionDebugger.start", others, why)
+        without("PrecisionDebugger.start", others, why, ("model", "token_range"))
         settings = self._settings
         if not settings.enabled:
             once("dump_enable is false: nothing is dumped")

@@ -57,7 +57,7 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
 
     said = {**_load(path), **given}
     known = ("task", "dump_path", "level", "rank", "step", "dump_enable", *_TASKS)
-    without("config.json", {k: v for k, v in said.items() if k not in known}, _NOTHING)
+    without("config.json", {k: v for k, v in said.items() if k not in known}, _NOTHING, known)
     task, level = said.get("task") or "statistics", said.get("level") or "L1"
     if task not in _KEEP:
         raise UsageError(f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)")
@@ -65,9 +65,8 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
         raise UsageError(f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are (docs/switching.md)")
     section = said.get(task) or {}
     mine = ("list", "data_mode")
-    without(
-        f"config.json, {task}", {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}, _NOTHING_OF_A_TASK
-    )
+    rest = {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}
+    without(f"config.json, {task}", rest, _NOTHING_OF_A_TASK, mine)
     listed = tuple(section.get("list") or ())
     options: dict[str, Any] = {"level": _LEVELS[level], "keep": _KEEP[task], "slots": _slots(section.get("data_mode"))}
     if level == "L0" and listed:
