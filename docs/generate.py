@@ -9,7 +9,7 @@ import importlib
 import inspect
 import posixpath
 import re
-from collections.abc import Iterable
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 """Files of the repository that are pages of the site under another name."""
 DECISIONS = "decisions/index.md"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
-ANSWER = re.compile(r"^```text\n(?=(?:(?!```).*\n)*?.{121,}\n)", re.MULTILINE)
+ANSWER = re.compile(r"^```text\n(?=(?:(?!```).*\n)*?.{161,}\n)", re.MULTILINE)
 """The head of a block that shows an answer with sentences in it: its long lines are wrapped, as terminals do."""
 WIDTH = 82
 ROOMS = {
@@ -109,7 +109,7 @@ def functions() -> str:
     parts += [_described(f"whence.{name}", getattr(whence, name)) for name in sorted(whence.__all__)]
     for room, title in ROOMS.items():
         module = importlib.import_module(room)
-        parts += [f"## {title}: {room}", _prose(inspect.getdoc(module) or "", ())]
+        parts += [f"## {title}: {room}", _prose(inspect.getdoc(module) or "")]
         for name in getattr(module, "__all__", None) or _own(module):
             value = getattr(module, name)
             if inspect.isfunction(value) or inspect.isclass(value):
@@ -131,7 +131,7 @@ def _described(name: str, value: Any, *, level: int = 2) -> str:
     parts = [
         f"{'#' * level} {name}",
         f"```python\n{_spelt(short, signature)}\n```",
-        _prose(inspect.getdoc(value) or "", signature.parameters),
+        _prose(inspect.getdoc(value) or ""),
     ]
     if inspect.isclass(value):
         for part, method in vars(value).items():
@@ -139,7 +139,7 @@ def _described(name: str, value: Any, *, level: int = 2) -> str:
             if part[0] != "_" and inspect.isfunction(inner) and inner.__doc__:
                 called = inspect.signature(inner)
                 shown = part if isinstance(method, property) else _spelt(part, called)
-                parts += [f"**`.{shown}`**", _prose(inspect.getdoc(inner) or "", called.parameters)]
+                parts += [f"**`.{shown}`**", _prose(inspect.getdoc(inner) or "")]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -161,18 +161,17 @@ def _unquoted(argument: str) -> str:
     return re.sub(r"^(\**\w+: )'(.*?)'(?= = |$)", r"\1\2", argument).replace("whence.results.", "").replace("typing.", "")
 
 
-def _prose(text: str, names: Iterable[str]) -> str:
-    """A docstring as Markdown: indented parts are code, and what is said of an argument is a point of its own."""
-    name = f"(?:{'|'.join(map(re.escape, names)) or '(?!)'})"
-    argument = re.compile(rf"(?:^|(?<=[.)] ))({name}(?:, {name})*): ")
+def _prose(text: str) -> str:
+    """A docstring as Markdown: indented parts are code, and what is said of an argument or field is a point of its own."""
     parts = []
     for part in re.split(r"\n\n+", inspect.cleandoc(text)):
         if part.startswith("    "):
-            parts.append(f"```python\n{inspect.cleandoc(part)}\n```")
+            parts.append(f"```python\n{textwrap.dedent(part)}\n```")
             continue
-        said = argument.sub(r"\n\n- `\1`: ", " ".join(part.split()))
-        parts.append(re.sub(r"(?<=[.)]) (Raises|Returns) ", r"\n\n\1 ", said).strip())
-    return "\n\n".join(part if part.startswith("```") else _escaped(part) for part in parts)
+        # Sentences begin with a capital: what does not, and ends in a colon, is a name.
+        said = re.sub(r"(?:^|(?<=\. ))([a-z_]\w*(?:, [a-z_]\w*)*): ", r"\n\n- `\1`: ", " ".join(part.split()))
+        parts.append(_escaped(re.sub(r"(?<=[.)]) (Raises|Returns) ", r"\n\n\1 ", said).strip()))
+    return "\n\n".join(parts)
 
 
 def _escaped(text: str) -> str:
