@@ -88,7 +88,7 @@ def test_commands_in_the_docs_parse(remark, body):
 
 def test_commands_in_sentences_are_commands_with_such_options():
     wrong = []
-    for words in (code.split() for code in re.findall(r"(?<!`)`whence ([a-z-]+(?: [^`\n]*)?)`", TEXT)):
+    for words in (code.split() for code in re.findall(r"(?<!`)`whence ([a-z][a-z-]*(?: [^`\n]*)?)`", TEXT)):
         command, rest = cli.group, [*words]
         while isinstance(command, click.Group) and rest and rest[0] not in ("...", "…"):
             command = command.get_command(CONTEXT, rest.pop(0))
