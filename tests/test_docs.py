@@ -1,5 +1,6 @@
 """The docs are true: every command and option is in them, what they show parses, and their python runs."""
 
+import ast
 import dataclasses
 import re
 import shlex
@@ -12,7 +13,9 @@ import click
 import pytest
 import yaml
 
+import whence
 import whence.judge.limits
+from stories import first_clauses
 from whence import cli, results
 from whence.capture.options import CaptureOptions
 from whence.judge import policy
@@ -40,7 +43,7 @@ def blocks(language: str):
 
 def skeleton(answer: str) -> str:
     """An answer without its figures, which differ from CPU to CPU, and its evidence up to the first clause."""
-    return NUMBER.sub("#", re.sub(r"^(  evidence [^;\n]*).*$", r"\1", answer, flags=re.MULTILINE))
+    return NUMBER.sub("#", first_clauses(answer))
 
 
 def words_of(body: str):
@@ -83,10 +86,22 @@ def test_commands_in_the_docs_parse(remark, body):
         found.make_context(name, arguments)
 
 
+def test_commands_in_sentences_are_commands_with_such_options():
+    wrong = []
+    for words in (code.split() for code in re.findall(r"(?<!`)`whence ([a-z][a-z-]*(?: [^`\n]*)?)`", TEXT)):
+        command, rest = cli.group, [*words]
+        while isinstance(command, click.Group) and rest and rest[0] not in ("...", "…"):
+            command = command.get_command(CONTEXT, rest.pop(0))
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} if command else set()
+        options = [w.partition("=")[0] for w in rest[: rest.index("--") if "--" in rest else None] if w.startswith("-")]
+        wrong += [" ".join(words)] if command is None or {*options} - {*known, "--help"} else []
+    assert wrong == []
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(("remark", "body"), [*blocks("python")])
 def test_python_in_the_docs_runs(remark, body, tmp_path):
-    if remark.startswith("not run: "):
+    if remark.startswith(("not run: ", "file: ")):  # a file is run by the story it belongs to
         pytest.skip(remark)
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -117,13 +132,38 @@ def test_the_tour_of_the_readme_from_top_to_bottom(tmp_path):
     assert [name for name, _ in ran] == ["run", "run", "run", "show", "show", "compare", "compare", "compare"]
 
 
+def links(page: Path):
+    """Links of a page that stay in the repository: (as written, file, anchor)."""
+    for link, _, anchor in (whole.partition("#") for whole in re.findall(r"\]\(([^)\s]+)\)", page.read_text())):
+        if "://" not in link:
+            yield f"{link}#{anchor}", (page.parent / link).resolve() if link else page, anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
 def test_links_lead_somewhere():
     broken = []
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in link and not (page.parent / link).exists():
+        for link, target, anchor in links(page):
+            if not target.exists() or (anchor and anchor not in anchors(target)):
                 broken += [f"{page.name}: {link}"]
     assert broken == []
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page.is_dir():
+            seen.update(page.glob("*.md"))
+        elif page.suffix == ".md" and page not in seen:
+            seen.add(page)
+            ahead += [target for _, target, _ in links(page)]
+    assert sorted(str(p.relative_to(ROOT)) for p in {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - seen) == []
 
 
 def test_no_page_names_this_machine():
@@ -175,3 +215,49 @@ def test_every_reader_and_view_is_in_the_docs():
     assert [name for name in readers.known() if f"`{name}`" not in page] == []
     table = (ROOT / "docs" / "views.md").read_text()
     assert [name for name in views() if f"`{name}`" not in table] == []
+
+
+def test_every_writer_is_in_the_docs():
+    from whence import writers
+
+    page = (ROOT / "docs" / "convert.md").read_text()
+    assert [name for name in writers.known() if f"`{name}`" not in page] == []
+
+
+def test_every_name_of_the_package_is_in_the_docs():
+    assert [name for name in whence.__all__ if not re.search(rf"whence\.{name}\b", TEXT)] == []
+    assert [name for name in whence.__all__ if not getattr(whence, name).__doc__] == []
+
+
+SOURCES = {path: ast.parse(path.read_text()) for path in (ROOT / "src" / "whence").rglob("*.py")}
+
+
+def variables(tree: ast.AST):
+    """Environment variables that a file names: in `os.environ`, or by a name of our own."""
+    for node in ast.walk(tree):
+        named = []
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+            named = [node.slice]
+        elif isinstance(node, ast.Call) and re.search(r"\b(environ\.\w+|getenv)$", ast.unparse(node.func)):
+            named = node.args[:1]
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"_?WHENCE_[A-Z_]+", str(node.value)):
+            named = [node]
+        elif isinstance(node, ast.For) and "environ" in ast.unparse(node) and isinstance(node.iter, ast.Tuple):
+            named = node.iter.elts
+        yield from (n.value for n in named if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def test_every_environment_variable_and_entry_point_is_in_the_docs():
+    page = (ROOT / "docs" / "reference.md").read_text()
+    found = {name for tree in SOURCES.values() for name in variables(tree)}
+    assert {"WHENCE_DEBUG", "RANK", "NUMBA_CACHE_DIR"} <= found
+    assert sorted(name for name in found if f"`{name}`" not in page) == []
+    groups = {
+        node.value
+        for tree in SOURCES.values()
+        if "entry_points(" in ast.unparse(tree)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and re.fullmatch(r"whence\.[a-z]+", str(node.value))
+    }
+    assert "whence.cli" in groups
+    assert sorted(group for group in groups if f"`{group}`" not in page) == []

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import whence
+from stories import shown_in_order
 
 if importlib.util.find_spec("paddle") is None:
     pytest.skip("paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True)
 pytestmark = pytest.mark.paddle
 
 ROOT = Path(__file__).parents[2]
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d.]*(e[+-]?\d+)?")
 CODES = {"tokens": 1, "run": 0, "compare": 1, "trace": 0, "locate": 1}  # those that end otherwise stand in the test
 
 
@@ -38,15 +38,6 @@ def project(tmp_path_factory):
         done = ran(folder, sys.executable, "-m", "pytest", "-q", f"{name}/test_predictor.py")
         assert done.returncode == code, done.stdout[-3000:]
     return folder
-
-
-def shown_in_order(shown, said):
-    """Every line shown is said, in this order, but for figures; the first of a block of lines starts where it wants."""
-    lines = iter(NUMBER.sub("#", line).rstrip() for line in said.splitlines())
-    for line in shown.splitlines():
-        if line.strip() and line != "...":
-            wanted = NUMBER.sub("#", line).rstrip()
-            assert any(found == wanted for found in lines), f"not said, or not here: {line}\n{said}"
 
 
 def test_the_story(project):
