@@ -348,8 +348,10 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
         image = _image(axes, cells, (-0.5, len(values) - 0.5, len(names) - 0.5, -0.5))
         stars = [(values.index(value), names.index(name)) for name, value in marked]
         if stars:
+            across, down = zip(*stars)
             axes.scatter(
-                *zip(*stars),
+                across,
+                down,
                 marker="*",
                 s=46,
                 color=STYLES["introduced"].colour,

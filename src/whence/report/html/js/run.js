@@ -1,8 +1,8 @@
 // The error along the run: every call in order, what rounding explains shaded, what is introduced marked, what is inherited faded.
 function runChart() {
   const HEIGHT = 330;
-  const off = new Set();
-  let by = "order", step = -1, points = [], hovered = -1, groups = [];
+  const KINDS = ["order", "layer", ...(GROUPS.steps.length > 1 ? ["step"] : [])];
+  let off = new Set(), by = "order", step = -1, points = [], hovered = -1, groups = [];
   const present = VERDICTS.filter((v) => SHOWN.some((i) => verdict(i) === v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
   const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
@@ -26,7 +26,7 @@ function runChart() {
     let lowX = Infinity, highX = -Infinity;
     for (const [, x] of list) { lowX = Math.min(lowX, x); highX = Math.max(highX, x); }
     if (!list.length) { lowX = 0; highX = 1; }
-    const at = axes(g, frame, null, y, "", "relative error of what each call made (rel_l2)");
+    const at = axes(g, frame, null, y, "", DATA.answer.evidence === "statistics" ? "how far the statistics of what each call made are off" : "relative error of what each call made (rel_l2)");
     const X = (x) => frame.left + 8 + (x - lowX) / (highX - lowX || 1) * (frame.right - frame.left - 16);
     const zero = frame.bottom + 13, none = frame.bottom + 28;
     g.strokeStyle = colour("line"); line(g, frame.left, frame.bottom, frame.right, frame.bottom);
@@ -128,22 +128,24 @@ function runChart() {
 
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Verdicts shown" }, present.map((v) => {
     const total = SHOWN.reduce((sum, i) => sum + (verdict(i) === v), 0);
-    const button = el("button", { type: "button", "aria-pressed": "true", title: "Show or hide", onclick: () => {
+    return el("button", { type: "button", "data-verdict": v, title: "Show or hide", onclick: () => {
       if (off.has(v)) off.delete(v); else off.add(v);
-      button.setAttribute("aria-pressed", String(!off.has(v)));
-      chart.redraw();
+      setLink({ hide: [...off].join(" ") });
     } }, chip(v, `${v} ${count(total)}`));
-    return button;
   }), C.noise.some((n) => n > 0) && el("span", { class: "chip" }, bandGlyph(), "explained by rounding and by what came in"));
 
-  groups = ["order", "layer", ...(GROUPS.steps.length > 1 ? ["step"] : [])].map((kind) => el("button", { type: "button", "aria-pressed": String(kind === by), onclick: () => {
-    by = kind;
-    for (const button of groups) button.setAttribute("aria-pressed", String(button.textContent === `by ${kind}`));
+  groups = KINDS.map((kind) => el("button", { type: "button", onclick: () => setLink({ by: kind === "order" ? "" : kind }) }, `by ${kind}`));
+  const picked = el("select", { onchange: () => setLink({ at: picked.value }) }, el("option", { value: "" }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s)));
+  const steps = GROUPS.steps.length > 1 && el("label", {}, "step", picked);
+  onLink(() => {
+    by = KINDS.includes(link.get("by")) ? link.get("by") : "order";
+    step = GROUPS.steps.find((s) => String(s) === link.get("at")) ?? -1;
+    off = new Set((link.get("hide") || "").split(" ").filter((v) => present.includes(v)));
+    picked.value = step < 0 ? "" : step;
+    groups.forEach((button, k) => button.setAttribute("aria-pressed", String(KINDS[k] === by)));
+    for (const button of legend.querySelectorAll("button")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.verdict)));
     chart.redraw();
-  } }, `by ${kind}`));
-  const steps = GROUPS.steps.length > 1 && el("label", {}, "step", el("select", { onchange: (event) => { step = Number(event.target.value); chart.redraw(); } },
-    el("option", { value: -1 }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s))));
-  listeners.push(() => chart.redraw());
+  });
   return [el("div", { class: "controls" }, groups, steps), el("figure", {}, chart.node), legend];
 }
 
