@@ -37,6 +37,13 @@ for (let t = 0; t < T.call.length; t++) {
 // A call that only holds others repeats what the last of them made; it is shown where it has a verdict of its own.
 const SHOWN = Array.from({ length: CALLS }, (_, i) => i).filter((i) => !KIDS[i].length || TELLING.has(verdict(i)));
 
+// Names that are shown anywhere, in the order in which the first call of each began.
+function nameOrder() {
+  const wanted = new Set(SHOWN.map((i) => C.name[i])), order = new Map();
+  for (const one of C.name) if (wanted.has(one) && !order.has(one)) order.set(one, order.size);
+  return order;
+}
+
 function where(i) {
   const parts = [];
   if (GROUPS.steps.length > 1 || C.step[i]) parts.push(`step ${C.step[i]}`);

@@ -39,10 +39,10 @@ function sides() {
   const [left, right] = DATA.sides, names = [...new Map([...(left.facts || []), ...(right.facts || [])])].map(([k]) => k);
   const of = (side) => new Map(side.facts || []), a = of(left), b = of(right), differing = new Set(left.differing || []);
   const row = (k) => el("tr", {}, el("td", { class: "soft" }, k), el("td", {}, a.get(k) || ""), el("td", { class: differing.has(k) ? "differs" : "" }, b.get(k) || "", differing.has(k) && el("span", { class: "soft" }, " (differs)")));
-  const main = names.filter((k) => differing.has(k) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|devices|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
+  const main = names.filter((k) => (differing.has(k) && a.has(k) && b.has(k)) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|devices|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
   const table = (list, head) => el("div", { class: "scroll" }, el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
   const head = [el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
-  return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides`), table(rest)) : null,
+  return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides or known of one`), table(rest)) : null,
     el("p", { class: "soft small", style: { "margin-top": "8px" } }, `whence ${DATA.answer.versions.whence || ""}`), DATA.commands.compare.map((c) => copyable(c))));
 }
 

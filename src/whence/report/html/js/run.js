@@ -10,8 +10,7 @@ function runChart() {
   function placed() {
     const all = SHOWN.filter((i) => !off.has(verdict(i)) && (step < 0 || C.step[i] === step));
     if (by === "order") return all.map((i) => [i, i]);
-    const names = new Map();
-    for (const i of SHOWN) if (!names.has(C.name[i])) names.set(C.name[i], names.size);
+    const names = nameOrder();
     if (by === "layer") return all.map((i) => [i, names.get(C.name[i])]);
     const at = new Map(GROUPS.steps.map((s, k) => [s, k]));
     return all.map((i) => [i, at.get(C.step[i]) + 0.08 + 0.84 * names.get(C.name[i]) / Math.max(1, names.size)]);
@@ -37,11 +36,11 @@ function runChart() {
     // What rounding and what came in explain, call by call: half-way to the neighbours, and nothing where nothing is to be explained.
     const clamp = (v) => Math.max(y[0], Math.min(y[1], LOG(v)));
     const sorted = by === "order" ? list : [...list].sort((a, b) => a[1] - b[1]);
-    const columns = [];
+    const columns = [], dense = sorted.length > width;  // then a pixel is a column: paths of more parts take seconds to fill
     for (const [i, x] of sorted) {
-      const last = columns[columns.length - 1];
-      if (last && last.at === x) last.noise = Math.max(last.noise, C.noise[i] || 0);
-      else columns.push({ at: x, x: X(x), noise: C.noise[i] || 0 });
+      const last = columns[columns.length - 1], px = dense ? Math.round(X(x)) : X(x);
+      if (last && last.x === px) last.noise = Math.max(last.noise, C.noise[i] || 0);
+      else columns.push({ x: px, noise: C.noise[i] || 0 });
     }
     const fill = new Path2D(), edge = new Path2D();
     columns.forEach((c, k) => {
@@ -79,14 +78,9 @@ function runChart() {
       g.strokeStyle = colours[verdict(i)]; g.globalAlpha = 0.55; g.setLineDash([2, 3]); line(g, px, py, px, foot); g.setLineDash([]);
       g.globalAlpha = 1; g.strokeStyle = colour("band-edge"); g.lineWidth = 2; line(g, px - 5, foot, px + 5, foot); g.lineWidth = 1;
     }
-    const marks = new Map(SEVERITY.map((v) => [v, []]));
-    for (const [px, py, i] of points) marks.get(verdict(i))?.push(shape(SHAPES[verdict(i)], px.toFixed(1) * 1, py.toFixed(1) * 1, GUILTY.has(verdict(i)) ? 5.5 : big));
-    for (const [v, shapes] of marks) {  // one path a verdict, the worst on top
-      g.globalAlpha = FADED[v] || 1;
-      const path = new Path2D(shapes.join(""));
-      if (v === "undetermined") { g.strokeStyle = colours[v]; g.stroke(path); } else { g.fillStyle = colours[v]; g.fill(path); }
-    }
-    g.globalAlpha = 1;
+    const marks = new Map(SEVERITY.map((v) => [v, new Map()]));
+    for (const [px, py, i] of points) marks.get(verdict(i))?.set(Math.round(2 * px) * 16384 + Math.round(2 * py), [px, py]);  // what falls on one place is one mark
+    for (const [v, places] of marks) if (places.size) stamped(g, width, height, v, colours[v], GUILTY.has(v) ? 5.5 : big, places.values());  // the worst on top
     const first = points.find(([, , i]) => i === named[0]);
     if (first) {
       const [px, py, i] = first, text = name(i);
@@ -147,6 +141,19 @@ function runChart() {
     chart.redraw();
   });
   return [el("div", { class: "controls" }, groups, steps), el("figure", {}, chart.node), legend];
+}
+
+// Many marks of one kind: drawn once, stamped on a layer, which is laid over the chart as a whole, so that faded marks do not add up.
+function stamped(g, width, height, verdict, ink, size, places) {
+  const ratio = Math.max(1, devicePixelRatio || 1), reach = Math.ceil(1.5 * size) + 1;
+  const [mark, layer] = [[2 * reach, 2 * reach], [width, height]].map(([w, h]) => el("canvas", { width: Math.round(w * ratio), height: Math.round(h * ratio) }));
+  const one = mark.getContext("2d"), all = layer.getContext("2d"), path = new Path2D(shape(SHAPES[verdict], reach, reach, size));
+  one.scale(ratio, ratio);
+  if (SHAPES[verdict] === "ring") { one.strokeStyle = ink; one.stroke(path); } else { one.fillStyle = ink; one.fill(path); }
+  for (const [x, y] of places) all.drawImage(mark, Math.round((x - reach) * ratio), Math.round((y - reach) * ratio));
+  g.globalAlpha = FADED[verdict] || 1;
+  g.drawImage(layer, 0, 0, width, height);
+  g.globalAlpha = 1;
 }
 
 function bandGlyph() {
