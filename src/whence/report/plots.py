@@ -357,16 +357,8 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
         stars = [(values.index(value), names.index(name)) for name, value in marked]
         if stars:
             across, down = zip(*stars)
-            axes.scatter(
-                across,
-                down,
-                marker="*",
-                s=46,
-                color=STYLES["introduced"].colour,
-                edgecolors="white",
-                linewidths=0.4,
-                label="introduced here",
-            )
+            colour = STYLES["introduced"].colour
+            axes.scatter(across, down, marker="*", s=46, color=colour, edgecolors="white", linewidths=0.4, label="introduced here")
             figure.legend(loc="outside lower left", fontsize=8)
         some = range(0, len(names), -(-len(names) // _LABELS))
         axes.set_yticks(list(some), [_words(names[i], _NAME, TAIL) for i in some], fontsize=7)
