@@ -30,7 +30,8 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pair of calls. Places (`parent`, `reads`) are indices into `Page.calls`.
 
     pair: index into Plan.pairs. number: in the reference's tree ("0", "3_1"). parent: the call around it, -1 without one.
-    reads: calls that made what it reads. error: largest rel_l2 of what it made, 0 for equal bits, None where nothing could be measured.
+    reads: calls that made what it, or its own code between the calls in it, reads. error: largest rel_l2 of what it made, 0 for equal
+    bits; without elements how far statistics are off, if they are; None where nothing could be measured.
     incoming: the same of what it read. noise: largest error that rounding and what came in explain here, None where that is not known.
     own: error that its own rounding makes. score: error over what is allowed, of its worst region. shares: of the squared error that
     came in, that the target made, that the reference's own rounding made. evidence, confidence, cause, sentence, slot, operator: of the

@@ -236,3 +236,65 @@ def test_pages_are_written_from_code(folder, tmp_path):
         whence.report_html(folder / "cmp", tmp_path / "x.html", details=-1)
     with pytest.raises(UnreadableRun, match="whence tokens"):
         whence.report_html(folder / "cmp", tmp_path / "x.html", tokens=folder / "cmp" / "summary.json")
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.o = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return self.o(self.q(x).softmax(-1) * self.k(x))
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attn = torch.nn.LayerNorm(16), Attention()
+
+    def forward(self, x):
+        return x + self.attn(self.norm(x))
+
+
+@pytest.mark.torch
+def test_flow_goes_through_the_code_between_modules(tmp_path):
+    """What a container's own code reads and makes; what it only hands on to a call in it is not made by it."""
+    torch.manual_seed(0)
+    net, x = torch.nn.Sequential(Block(), Block()).eval(), torch.randn(4, 16)
+    with torch.no_grad(), whence.capture(net, tmp_path / "a"):
+        net(x)
+    page = page_of(whence.compare(tmp_path / "a", tmp_path / "a"))
+    names = [c.name for c in page.calls]
+    assert {c.name: sorted(names[k] for k in c.reads) for c in page.calls} == {
+        "Sequential": [],
+        "0": ["0.attn.o"], "0.norm": [], "0.attn": ["0.attn.k", "0.attn.q", "0.norm"],
+        "0.attn.q": ["0.norm"], "0.attn.k": ["0.norm"], "0.attn.o": ["0.attn"],
+        "1": ["0", "1.attn.o"], "1.norm": ["0"], "1.attn": ["1.attn.k", "1.attn.q", "1.norm"],
+        "1.attn.q": ["1.norm"], "1.attn.k": ["1.norm"], "1.attn.o": ["1.attn"],
+    }  # fmt: skip
+
+
+@pytest.mark.torch
+def test_without_the_runs_the_tree_still_has_its_root(folder, tmp_path):
+    import msgspec
+
+    compared = load_comparison(folder / "cmp")
+    page = page_of(msgspec.structs.replace(compared, reference=str(tmp_path / "gone"), target=str(tmp_path / "gone")))
+    assert page.missing
+    names = [c.name for c in page.calls]
+    assert {names[c.parent] if c.parent >= 0 else "" for c in page.calls if c.name != "Net"} == {"Net"}
+
+
+@pytest.mark.torch
+def test_of_statistics_alone_the_page_shows_how_far_they_are_off(tmp_path):
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(16, 32)
+    for name in "ab":
+        with torch.no_grad(), whence.capture(net, tmp_path / name, keep="stats"):
+            net(x)
+        net.mid.weight.data *= 1.5
+    result = whence.compare(tmp_path / "a", tmp_path / "b")
+    calls = {c.name: c for c in page_of(result).calls}
+    judged = {row.name: v.numbers.get("e_out") for v in result.verdicts for row in result.rows if row.pair == v.pair}
+    assert calls["down"].error == judged["down"] > 0.01
+    assert not calls["up"].error  # equal statistics prove nothing of elements

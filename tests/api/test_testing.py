@@ -88,7 +88,9 @@ def run_tests(plugins, tmp_path):
     """pytest in a process of its own, in a folder of its own, where neither whence nor numpy can be imported."""
 
     def run(tests, table, *words, plugin="", code=0, **environment):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "alone", "--tb=short", str(tests), *words]
+        # An installed whence is a plugin of pytest.
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:whence", "-p", "alone", "--tb=short"]
+        command += [str(tests), *words]
         command += ["-p", plugin] if plugin else []
         env = (
             {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(plugins), "OMP_NUM_THREADS": "1"} | environment

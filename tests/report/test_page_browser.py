@@ -119,6 +119,30 @@ def test_a_link_opens_its_call(opened):
     assert tab.evaluate("location.hash") == "#table=tensors"
 
 
+def test_what_the_chart_shows_is_in_the_link(opened):
+    made = page()
+    tab = opened(made)
+    tab.click("#start >> text=by layer")
+    tab.select_option("#start select", "1")
+    tab.click("#start button[data-verdict=identical]")
+    link = tab.evaluate("location.hash")
+    again = opened(made, link)
+    assert again.locator("#start button[aria-pressed=true]").all_inner_texts()[0] == "by layer"
+    assert again.input_value("#start select") == "1"
+    assert again.locator("#start button[data-verdict=identical]").get_attribute("aria-pressed") == "false"
+    again.mouse.move(*[v + 5 for v in list(again.locator("#run-chart").bounding_box().values())[:2]])
+    assert opened(made, "#by=nothing&at=99&hide=nothing").locator("#start button[aria-pressed=true]").first.inner_text() == "by order"
+
+
+def test_the_header_says_what_ran_and_marks_what_differs(opened):
+    tab = opened(page())
+    assert tab.locator(".ran dd").all_inner_texts() == [
+        "runs/ref \u00b7 torch 2.13 \u00b7 python infer.py",
+        "runs/tgt \u00b7 torch 2.13 \u00b7 python infer.py --bf16",
+    ]
+    assert tab.locator(".ran .differs").all_inner_texts() == ["python infer.py", "python infer.py --bf16"]
+
+
 @pytest.mark.parametrize("link", ["#call=999999", "#call=-1", "#call=x", "#sort=nothing", "#verdict=nothing"])
 def test_a_link_to_nothing_is_no_error(opened, link):
     assert opened(page(), link).locator(".drawer").is_hidden()
@@ -176,8 +200,13 @@ def test_it_prints_light_with_its_charts_and_without_controls(opened, tmp_path):
     assert tab.locator("header.bar").is_hidden()
     assert tab.locator("#run-chart").is_visible()
     assert len(grid_names(tab)) == 50
+    assert tab.locator("#all .body [role=row]").first.inner_text().split()[1] == "introduced"
     end = tab.locator("#all .grid").bounding_box()
     assert end["y"] + end["height"] <= tab.locator("#sides").bounding_box()["y"]
+    tab.emulate_media(media="screen")
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert grid_names(tab)[0] == "TinyLM"
 
 
 def test_the_tree_unfolds_to_the_fault_and_follows_the_error(opened):
@@ -202,6 +231,18 @@ def test_a_hundred_thousand_rows_are_a_few_elements(opened):
     tab.locator("#all [role=grid]").evaluate("box => { box.scrollTop = box.scrollHeight }")
     tab.wait_for_selector(f"#all [aria-rowindex='{3 * 26 * 1301 + 1}']")
     assert tab.locator("#all .body [role=row]").count() < 60
+
+
+def test_ten_thousand_pairs_answer_within_three_seconds(opened):
+    """Opened, drawn, and a key answered: of three tries the fastest, on a machine that may be busy."""
+    made, took = page(layers=100, steps=10, generation=False), []
+    assert len(made.calls) > 10_000
+    for _ in range(3):
+        tab = opened(made)
+        tab.keyboard.press("j")
+        tab.wait_for_selector(".drawer h2")
+        took.append(tab.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(performance.now()), 0)))"))
+    assert min(took) < 3000
 
 
 def test_csv_is_what_is_shown_and_no_formula(opened):
@@ -235,7 +276,12 @@ def test_tokens_are_cells_and_the_first_that_parts_is_marked(opened):
 
 
 def test_ranks_and_steps_have_maps(opened):
-    tab = opened(page(ranks=2, steps=3))
+    made = page(ranks=2, steps=3)
+    # A call that holds others is shown only where it is at fault; its column stands where it begins.
+    late = msgspec.structs.replace(made.calls[-41], verdict="introduced", error=0.5)
+    tab = opened(msgspec.structs.replace(made, calls=(*made.calls[:-41], late, *made.calls[-40:])))
+    tab.locator("#maps canvas").first.hover(position={"x": 60, "y": 60})
+    assert "TinyLM rank 1" in tab.inner_text(".tip")
     assert tab.locator("#maps figure .name").all_inner_texts() == ["rank by layer", "step by layer"]
     tab.locator("#maps canvas").first.hover(position={"x": 400, "y": 20})
     assert "rank 0" in tab.inner_text(".tip")

@@ -143,3 +143,25 @@ def test_a_folder_is_kept_and_a_missing_package_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingDependency, match=r"whence\[plots\]"):
         plots.write(page(), tmp_path / "new")
+
+
+def test_a_module_that_holds_others_is_in_the_maps_where_it_is_at_fault():
+    made = page(layers=2, steps=2)
+    for verdict, shown in (("inherited", False), ("introduced", True)):
+        root = msgspec.structs.replace(made.calls[0], leaf=False, name="outer", verdict=verdict)
+        figure = figure_of(msgspec.structs.replace(made, calls=(root, *made.calls[1:])), "step-by-layer")
+        labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+        assert ("outer" in labels) is shown
+
+
+def test_the_band_is_left_out_where_there_is_nothing_to_explain():
+    from matplotlib.figure import Figure
+
+    made = page(layers=2, steps=1)
+    figure = Figure()
+    plots.along(made, figure)
+    band = next(patch for patch in figure.axes[0].patches if patch.get_label().startswith("explained"))
+    drawn = [call for call in made.calls if call.leaf]
+    values = band.get_data().values
+    assert [v == v for v in values] == [call.noise is not None for call in drawn]
+    assert [v for v in values if v == v] == [call.noise for call in drawn if call.noise is not None]

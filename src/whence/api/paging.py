@@ -26,6 +26,7 @@ DETAILS = 40
 _ALWAYS = ("started", "capture ended")  # differ between any two runs
 _LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
+_MOST = 1e30  # of a ratio: what was divided by nothing says no more than that it is large
 _TELLING = ("introduced", "param-diff", "structural", "precision", "amplified", "nondeterministic", "undetermined")
 
 
@@ -117,6 +118,19 @@ class _Calls:
         at = {i: calls[self.compared.plan.pairs[i].reference] for i in shown}
         return sorted(shown, key=lambda i: (at[i].rank, at[i].order))
 
+    def _root(self, order: Sequence[int], place: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """(pair, place of the root's call) of what lies below it where only names are known: the root is the first call of its step, is
+        named by its class, and makes what another call made."""
+        steps: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in order:
+            steps[self.rows[i][0].rank, self.rows[i][0].step].append(i)
+        for first, *below in steps.values():
+            row = self.rows[first][0]
+            made = {r.reference_record for r in self.rows[first] if r.reference_slot.startswith("output")}
+            others = (r for i in below for r in self.rows[i] if r.reference_slot.startswith("output"))
+            if row.name == row.op_type and row.name[:1].isupper() and any(r.reference_record in made for r in others):
+                yield from ((i, place[first]) for i in below)
+
     def _parents(self, order: Sequence[int], place: Mapping[int, int]) -> dict[int, int]:
         """Place of the call around each: from the tree, or without it from names that go on."""
         pairs = self.compared.plan.pairs
@@ -132,7 +146,7 @@ class _Calls:
                     out[i] = of_call[up]
             return out
         latest: dict[tuple[int, int, str], int] = {}
-        out = {}
+        out = dict(self._root(order, place))
         for i in order:
             row = self.rows[i][0]
             latest[row.rank, row.step, row.name] = place[i]
@@ -152,6 +166,9 @@ class _Calls:
         error = _largest(made)
         if made and error is None and all(r.measured.identical for r in made):
             error = 0.0
+        incoming = _largest(given)
+        if error is None and worst is not None and worst.verdict != "undetermined":  # what statistics, or a print in part, tell
+            error, incoming = _told(numbers.get("e_out")), incoming or _told(numbers.get("e_in"))
         own = _call(self.aligned.reference, self.compared.plan.pairs[pair].reference) if self.aligned is not None else None
         other = _call(self.aligned.target, self.compared.plan.pairs[pair].target) if self.aligned is not None else None
         first = rows[0] if rows else None
@@ -161,9 +178,9 @@ class _Calls:
             step=first.step if first else own.step if own else 0, rank=first.rank if first else own.rank if own else 0,
             occurrence=first.occurrence if first else own.occurrence if own else 0, micro=own.micro if own else 0,
             phase=own.phase if own else "forward", root=own.root if own else "", number=own.number if own else "", parent=parent,
-            leaf=own.leaf if own else leaf, error=error, incoming=_largest(given), noise=_noise(numbers, made),
+            leaf=own.leaf if own else leaf, error=error, incoming=incoming, noise=_noise(numbers, made),
             own=numbers.get("floor_rel"),
-            score=worst.score if worst else None,
+            score=min(worst.score, _MOST) if worst and worst.score is not None else None,
             shares=(numbers.get("share_inherited"), numbers.get("share_target"), numbers.get("share_reference")),
             evidence=worst.evidence if worst else "", confidence=worst.confidence if worst else "", cause=worst.cause if worst else "",
             sentence=worst.sentence if worst else "", slot=worst.slot if worst else "", operator=worst.operator if worst else "",
@@ -173,20 +190,40 @@ class _Calls:
         )  # fmt: skip
 
     def _flowing(self, calls: list[PageCall], order: Sequence[int]) -> Iterator[PageCall]:
-        """The calls, with what made that which they read: the last leaf that wrote it, else the call around, which made it between its
-        children."""
+        """The calls, with what made that which they read: the innermost call that has it as output, else the innermost call around, whose
+        own code made it. What a call around was given has no maker but that of its own input; what a call made and no other read, the
+        code around it read."""
         written: dict[tuple[int, int], int] = {}
+        read: set[tuple[int, int]] = set()
+        reads: list[dict[int, None]] = [{} for _ in calls]
+        # Calls around: place, what they were given, what they make, what calls in them made.
+        opened: list[tuple[int, set[tuple[int, int]], set[tuple[int, int]], set[tuple[int, int]]]] = []
+
+        def close() -> None:
+            place, _, made, inside = opened.pop()
+            for record in made:
+                written.setdefault(record, place)
+            reads[place].update(dict.fromkeys(sorted(written[record] for record in inside - read - made)))
+            if opened:
+                opened[-1][3].update(made)
+
         for place, (call, pair) in enumerate(zip(calls, order)):
-            reads: dict[int, None] = {}
-            for row in self.rows.get(pair, ()):
-                if row.reference_slot.startswith("input"):
-                    maker = written.get((call.rank, row.reference_record), call.parent)
-                    if maker >= 0:
-                        reads[maker] = None
-            yield msgspec.structs.replace(call, reads=tuple(reads))
-            for row in self.rows.get(pair, ()) if call.leaf else ():
-                if row.reference_slot.startswith(("output", "mutated")):
-                    written[call.rank, row.reference_record] = place
+            while opened and opened[-1][0] != call.parent:
+                close()
+            slots = [(r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())]
+            given = {record: None for slot, record in slots if slot.startswith("input")}
+            for record in given:
+                maker = written.get(record, -1)
+                if maker < 0 and not any(record in above for _, above, _, _ in opened):
+                    maker = call.parent
+                if maker >= 0:
+                    reads[place][maker] = None
+            read.update(given)
+            made = {record for slot, record in slots if slot.startswith(("output", "mutated"))}
+            opened.append((place, set(given), made, set()))
+        while opened:
+            close()
+        return (msgspec.structs.replace(call, reads=tuple(found)) for call, found in zip(calls, reads))
 
 
 def _call(run: Run, number: int) -> Call | None:
@@ -196,6 +233,11 @@ def _call(run: Run, number: int) -> Call | None:
 def _largest(rows: Iterable[Row]) -> float | None:
     values = [v for r in rows if (v := r.measured.values.get("rel_l2")) is not None]
     return max(values) if values else None
+
+
+def _told(error: float | None) -> float | None:
+    """Of equal statistics nothing is known of the elements."""
+    return error if error is not None and 0.0 < error < _MOST else None
 
 
 def _parameters(rows: Iterable[Row]) -> str:
@@ -221,7 +263,7 @@ def _noise(numbers: Mapping[str, float | None], made: Sequence[Row]) -> float | 
         return math.hypot(judge.LIMITS.for_dtype(u)[0] * floor, inherited or 0.0)
     growth, out = numbers.get("growth"), numbers.get("e_out")
     if growth and out is not None:
-        return out / growth * judge.LIMITS.growth
+        return _told(out / growth * judge.LIMITS.growth)
     return None
 
 
@@ -243,7 +285,7 @@ def _facts(run: Run) -> dict[str, str]:
                 out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, (list, dict)) else str(value)
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
-            out[f"observer effect {number + 1}" if number else "observer effect"] = note.text
+            out[f"observer effect {number + 1}" if number else "observer effect"] = note.text.removeprefix("observer effect: ")
     return {k: v for k, v in out.items() if v}
 
 

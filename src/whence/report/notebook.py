@@ -21,6 +21,8 @@ _SIGNS = {"same": "✓", "different": "✗", "undecided": "?"}
 _TINTS = {"same": "#1b7837", "different": "#b2182b", "undecided": "#a6611a"}
 _CELL = "text-align:left;padding:2px 10px 2px 0;vertical-align:top"
 
+_PRE = '<pre style="font-family:monospace">'  # notebooks set text in columns in their own font
+
 
 def html(item: Any) -> str:
     """HTML of a Comparison, a Finding, or else a Run."""
@@ -29,8 +31,8 @@ def html(item: Any) -> str:
     if isinstance(item, Finding):
         return _table(("operator", "type", "where", "cause", "why"), [_finding(item)])
     heading, tree = _run(item)
-    folded = f"<details><summary>modules</summary><pre>{_lines(tree)}</pre></details>" if tree else ""
-    return f"<pre>{_lines(heading)}</pre>{folded}"
+    folded = f"<details><summary>modules</summary>{_PRE}{_lines(tree)}</pre></details>" if tree else ""
+    return f"{_PRE}{_lines(heading)}</pre>{folded}"
 
 
 def markdown(item: Any) -> str:
@@ -68,7 +70,7 @@ def _comparison(result: Comparison) -> str:
     if len(result.findings) > _FINDINGS:
         parts.append(f"<div>{count(len(result.findings) - _FINDINGS, 'more finding')}</div>")
     parts.append(f"<div>{_safe(', '.join(f'{count(n)} {verdict}' for verdict, n in result.counts.items()))}</div>")
-    parts.append(f"<details><summary>all that was said</summary><pre>{escape(answer(result))}</pre></details>")
+    parts.append(f"<details><summary>all that was said</summary>{_PRE}{escape(answer(result))}</pre></details>")
     return "".join(parts)
 
 

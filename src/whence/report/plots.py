@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,7 @@ _POINTS = 5000  # beyond these an SVG holds an image of them
 _LABELS = 64  # names of a heatmap's rows
 _NAME = 44  # characters of one
 _GUILTY = ("introduced", "param-diff", "structural")
+_QUIET = ("identical", "noise", "declared", "inherited")
 _NARROW = 12  # steps that get a tick each
 
 
@@ -95,7 +97,7 @@ def plots(page: Page) -> Iterator[tuple[str, tuple[float, float], Callable[[Figu
                 yield name + end, (5.2, 3.8), _drawing(draw, page, detail)
     for axis in ("step", "rank"):
         values = sorted({getattr(call, axis) for call in page.calls})
-        names = list(dict.fromkeys(call.name for call in page.calls if call.leaf))
+        names = list(dict.fromkeys(call.name for call in page.calls if _shown(call)))
         if len(values) > 1 and names:
             height = 1.6 + 0.14 * min(len(names), _LABELS)
             width = 4.2 + 0.22 * min(len(values), 24)
@@ -140,26 +142,32 @@ def _made(detail: PageDetail) -> tuple[bool, float]:
 # ---- the whole run
 
 
+def _shown(call: PageCall) -> bool:
+    """A call that only holds others repeats what the last of them made, unless its own code stands out."""
+    return call.leaf or call.verdict not in _QUIET
+
+
 def along(page: Page, figure: Figure) -> None:
     """Error of every call in execution order on a log axis, what rounding explains shaded, what stands out marked and named."""
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(16, 2), gridspec_kw={"hspace": 0.02})
     calls = page.calls
     positive = [v for call in calls for v in (call.error, call.noise) if v and math.isfinite(v)]
     low, high = (min(positive) / 3, max(positive) * 6) if positive else (1e-9, 1.0)
-    banded = [(at, call.noise) for at, call in enumerate(calls) if call.noise and math.isfinite(call.noise)]
-    if banded:
-        at, noise = zip(*banded)
-        axes.fill_between(at, low, noise, step="mid", color=_BAND, linewidth=0, label="explained by rounding and what came in")
-        axes.step(at, noise, where="mid", color=_BAND_EDGE, linewidth=0.4)
+    drawn = [at for at, call in enumerate(calls) if _shown(call)]
+    noise = [found if (found := calls[at].noise or math.nan) < math.inf else math.nan for at in drawn]
+    if not all(map(math.isnan, noise)):  # half-way to the neighbours, and nothing where there is nothing to explain
+        edges = [drawn[0] - 0.5, *((a + b) / 2 for a, b in pairwise(drawn)), drawn[-1] + 0.5]
+        axes.stairs(noise, edges, baseline=low, fill=True, color=_BAND, linewidth=0, label="explained by rounding and what came in")
+        axes.stairs(noise, edges, baseline=None, color=_BAND_EDGE, linewidth=0.4)
     stems = [(at, call.noise, call.error) for at, call in enumerate(calls) if call.verdict in _GUILTY and call.noise and call.error]
     if stems:  # how far what is introduced stands above the rounding of its call
-        at, noise, error = zip(*stems)
-        axes.vlines(at, noise, error, color=STYLES["introduced"].colour, linewidth=0.9, zorder=2.5)
+        at, foot, error = zip(*stems)
+        axes.vlines(at, foot, error, color=STYLES["introduced"].colour, linewidth=0.9, zorder=2.5)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.set_xlim(-0.02 * len(calls) - 0.5, 1.02 * len(calls) - 0.5)
     for verdict, style in STYLES.items():
-        mine = [(at, call.error) for at, call in enumerate(calls) if call.verdict == verdict]
+        mine = [(at, calls[at].error) for at in drawn if calls[at].verdict == verdict]
         if not mine:
             continue
         seen = [(at, min(error, high)) for at, error in mine if error]
@@ -335,7 +343,7 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
     worst: dict[tuple[str, int], float | None] = {}
     marked: set[tuple[str, int]] = set()
     for call in page.calls:
-        if call.leaf:
+        if _shown(call):
             at = call.name, getattr(call, axis)
             before = worst.get(at)
             worst[at] = call.error if before is None else max(before, call.error or 0.0)

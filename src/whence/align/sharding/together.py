@@ -46,8 +46,8 @@ def together(side: Side, other: Side) -> dict[tuple[Key, str], Record]:
     votes: dict[tuple[object, ...], Counter[Shape]] = defaultdict(Counter)
     asked: Counter[tuple[object, ...]] = Counter()
     for tensor in tensors:
-        asked[tensor.family] += 1
-        if len(tensor.options) > 1 and asked[tensor.family] <= _ASKED:
+        if len(tensor.options) > 1 and asked[tensor.family] < _ASKED:
+            asked[tensor.family] += 1
             for shape, figures in tensor.options:
                 votes[tensor.family][shape] += known.has(tensor.at[1], shape, figures)
     found: dict[tuple[Key, str], Record] = {}

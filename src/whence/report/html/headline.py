@@ -38,7 +38,9 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
     if result.status == "same":
         return "Bitwise identical." if set(result.counts) <= {"identical"} else f"No fault: every difference is {same_words(result)}."
     if first is None:
-        return f"{clean(result.headline)}." if result.headline else "No operator is at fault beyond doubt."
+        return (
+            f"{clean(result.headline[:1].upper() + result.headline[1:])}." if result.headline else "No operator is at fault beyond doubt."
+        )
     more = f" and {count(len(result.findings) - 1, 'further finding')}" if len(result.findings) > 1 else ""
     start = {"param-diff": "A parameter differs in", "structural": "The structure differs at"}.get(first.verdict, "The error starts in")
     kind = f" ({clean(first.op_type)})" if first.op_type else ""

@@ -13,7 +13,26 @@ function answer() {
     first?.sentence && a.status !== "same" && el("p", { class: "why" }, first.sentence),
     el("div", { class: "line" }, h.where && el("span", {}, h.where), h.cause && el("span", {}, "cause ", el("b", {}, h.cause)), h.confidence && el("span", {}, "confidence ", el("b", {}, h.confidence)),
       h.rests && el("span", {}, "rests on ", el("b", {}, h.rests)), first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")),
-    h.coverage.length ? el("div", { class: "tiles", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null);
+    h.coverage.length ? el("div", { class: "tiles", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null,
+    ran());
+}
+
+// What was compared, a line for each side: what differs is marked. All conditions stand at the end of the page.
+const VERSIONS = ["torch", "paddlepaddle", "onnxruntime", "transformers"];
+function ran() {
+  const known = DATA.sides.map((side) => new Map(side.facts || []));
+  if (!known.some((facts) => facts.size)) return null;
+  const settings = (facts, end) => [...new Set([...facts].filter(([k]) => k.endsWith(`: ${end}`)).map(([, v]) => v))].join(", ");
+  // Of two frameworks that are installed, the one that ran.
+  const used = (f, name) => f.has(name) && !(name === "torch" && settings(f, "paddle")) && !(name === "paddlepaddle" && settings(f, "torch")) && !(name === "transformers" && !settings(f, name));
+  const parts = [
+    (f) => f.get("kind"), (f) => settings(f, "parameter_dtypes"), (f) => f.get("devices") || settings(f, "devices"),
+    ...VERSIONS.map((name) => (f) => used(f, name) && `${name} ${f.get(name)}`), (f) => f.get("commit") && `commit ${f.get("commit").replace(/^([0-9a-f]{12})[0-9a-f]+/, "$1")}`,
+    (f) => f.get("command") && el("code", {}, f.get("command")), (f) => f.get("observer effect") && `observer effect: ${f.get("observer effect")}`,
+  ];
+  const plain = (part, facts) => { const said = part(facts); return said instanceof Node ? said.textContent : said || ""; };
+  return el("dl", { class: "facts ran", "aria-label": "What was compared" }, DATA.sides.map((side, k) => [el("dt", {}, k ? "target" : "reference"),
+    el("dd", {}, el("code", {}, side.path), parts.map((part) => plain(part, known[k]) && [" \u00b7 ", el("span", { class: plain(part, known[0]) === plain(part, known[1]) ? "" : "differs" }, part(known[k]))]))]));
 }
 
 // Why it is believed: each finding with its evidence, the first one opened.
@@ -21,13 +40,16 @@ function findings() {
   const list = DATA.answer.findings;
   if (!list.length) return null;
   const body = el("div", { class: "panel" });
-  const tabs = list.slice(0, 30).map((f, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => show(k) }, glyph(f.verdict), " ", list.filter((other) => other.name === f.name).length > 1 ? `${f.name} ${f.slot || f.op_type}` : f.name));
+  const tabs = list.slice(0, 30).map((f, k) => el("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => setLink({ finding: k || "" }) }, glyph(f.verdict), " ", list.filter((other) => other.name === f.name).length > 1 ? `${f.name} ${f.slot || f.op_type}` : f.name));
+  const shown = () => Math.max(0, linked("finding", tabs.length));
+  let now = -1;
   function show(k) {
     const f = list[k];
+    now = k;
     tabs.forEach((tab, n) => tab.setAttribute("aria-selected", String(n === k)));
     body.replaceChildren(f.call >= 0 ? callView(f.call) : el("div", { class: "call" }, el("h2", {}, el("code", {}, f.name), " ", f.op_type), el("p", {}, f.sentence)));
     if (f.also?.length) body.append(el("p", { class: "soft", style: { "margin-top": "10px" } }, `The same in ${f.also.slice(0, 12).join(", ")}${f.also.length > 12 ? ` and ${count(f.also.length - 12)} more` : ""}.`));
   }
-  show(0);
+  onLink(() => { if (shown() !== now) show(shown()); });
   return section("why", "Why we believe it", "What came in, what rounding in this operator explains, and what it made.", list.length > 1 && el("div", { class: "tabs", role: "tablist" }, tabs, list.length > 30 && el("span", { class: "soft" }, `and ${count(list.length - 30)} more`)), body);
 }

@@ -8,8 +8,14 @@ const GROUPS = { steps: [...new Set(C.step)].sort((a, b) => a - b), ranks: [...n
 const READERS = Array.from({ length: CALLS }, () => []);
 const KIDS = Array.from({ length: CALLS }, () => []);
 const ROOTS = [];
+const holds = (outer, i) => { while (i > outer) i = C.parent[i]; return i === outer; };
+const DIRECT = Array.from({ length: CALLS }, () => []);
 for (let i = 0; i < CALLS; i++) {
-  for (const maker of C.reads[i]) READERS[maker].push(i);
+  for (const maker of C.reads[i]) {
+    DIRECT[maker].push(i);
+    // What leaves a call that holds others is made by one of these: its readers are the outer one's too.
+    for (let at = maker; at >= 0 && (at === maker || !holds(at, i)); at = C.parent[at]) if (READERS[at][READERS[at].length - 1] !== i) READERS[at].push(i);
+  }
   (C.parent[i] >= 0 ? KIDS[C.parent[i]] : ROOTS).push(i);
 }
 
@@ -31,6 +37,13 @@ for (let t = 0; t < T.call.length; t++) {
 // A call that only holds others repeats what the last of them made; it is shown where it has a verdict of its own.
 const SHOWN = Array.from({ length: CALLS }, (_, i) => i).filter((i) => !KIDS[i].length || TELLING.has(verdict(i)));
 
+// Names that are shown anywhere, in the order in which the first call of each began.
+function nameOrder() {
+  const wanted = new Set(SHOWN.map((i) => C.name[i])), order = new Map();
+  for (const one of C.name) if (wanted.has(one) && !order.has(one)) order.set(one, order.size);
+  return order;
+}
+
 function where(i) {
   const parts = [];
   if (GROUPS.steps.length > 1 || C.step[i]) parts.push(`step ${C.step[i]}`);
@@ -40,15 +53,36 @@ function where(i) {
   return parts.join(", ");
 }
 
-function along(start, table) {
-  const seen = new Set(), todo = [...table(start)];
+// Who depends on whom. The code of a call that holds others runs between these: what they make it reads from then on, and what reads
+// from it depends on what it read before. What it was given and only handed on to a call in it is no part of its code.
+function ending(i) { let last = i; while (KIDS[last].length) last = KIDS[last][KIDS[last].length - 1]; return last; }
+const handedOn = (maker, i) => KIDS[i].length > 0 && DIRECT[maker].some((k) => k !== i && holds(i, k));
+function downstream(start) {
+  const since = new Map(), found = new Set();
+  const todo = READERS[start].map((k) => [start, k, S[C.slot[start]].startsWith("output") ? ending(start) : start]);
   while (todo.length) {
-    const one = todo.pop();
-    if (seen.has(one)) continue;
-    seen.add(one);
-    todo.push(...table(one));
+    const [from, to, time] = todo.pop();
+    const around = holds(to, from);
+    if (to === start || (!around && to <= time)) continue;
+    found.add(to);
+    const now = around ? Math.max(time, ending(from)) : to;
+    if ((!around && handedOn(from, to)) || (since.has(to) && since.get(to) <= now)) continue;
+    since.set(to, now);
+    for (const next of DIRECT[to]) todo.push([to, next, now]);
   }
-  return seen;
+  return found;
 }
-const upstream = (i) => along(i, (k) => C.reads[k]);
-const downstream = (i) => along(i, (k) => READERS[k]);
+function upstream(start) {
+  const until = new Map(), found = new Set();
+  const todo = C.reads[start].map((k) => [start, k, Infinity]);
+  while (todo.length) {
+    const [from, to, time] = todo.pop();
+    if (to === start || to > time || (from !== start && !holds(from, to) && handedOn(to, from))) continue;
+    found.add(to);
+    const now = holds(to, from) ? from : Infinity;
+    if (until.has(to) && until.get(to) >= now) continue;
+    until.set(to, now);
+    for (const next of C.reads[to]) todo.push([to, next, now]);
+  }
+  return found;
+}

@@ -25,12 +25,13 @@ function lists() {
     { key: "why", title: "note", width: "minmax(90px, 1fr)", text: (t) => (T.identical[t] ? "equal bits" : S[T.why[t]]) },
   ];
   const opened = () => linked("call", CALLS);
+  const worse = (a, b) => severity(verdict(b)) - severity(verdict(a)) || a - b;
   const kinds = {
     calls: { columns: calls, rows: Array.from({ length: CALLS }, (_, i) => i), call: (i) => i },
     tensors: { columns: tensors, rows: Array.from({ length: T.call.length }, (_, t) => t), call: (t) => T.call[t] },
   };
   for (const [kind, one] of Object.entries(kinds)) {
-    one.grid = grid(kind === "calls" ? "Calls" : "Tensors", one.columns, { open: (row) => openCall(one.call(row)), selected: (row) => one.call(row) === opened() });
+    one.grid = grid(kind === "calls" ? "Calls" : "Tensors", one.columns, { open: (row) => openCall(one.call(row)), selected: (row) => one.call(row) === opened(), worse: (a, b) => worse(one.call(a), one.call(b)) });
     one.grid.sorted(({ key, down }) => setLink({ sort: `${down ? "-" : ""}${key}` }));
   }
   const find = el("input", { type: "search", id: "find", placeholder: "Search names, types, text", "aria-label": "Search", oninput: () => setLink({ find: find.value }) });
@@ -74,6 +75,6 @@ function lists() {
     const next = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.max(0, Math.min(rows.length - 1, at + by))];
     if (next !== undefined) openCall(next);
   };
-  return section("all", "All calls and tensors", el("span", {}, el("span", { class: "noprint" }, "A link keeps search, filter, order and the opened call."), el("span", { class: "printonly" }, "Printed are the first 50 rows.")), el("div", { class: "controls" }, el("span", { class: "tabs", role: "tablist", style: { margin: "0" } }, tabs), find, verdicts, steps, ranks, copied, said), body);
+  return section("all", "All calls and tensors", el("span", {}, el("span", { class: "noprint" }, "A link keeps search, filter, order, the opened call and what the chart shows."), el("span", { class: "printonly" }, "Printed are 50 rows; the worst, where no order was chosen.")), el("div", { class: "controls" }, el("span", { class: "tabs", role: "tablist", style: { margin: "0" } }, tabs), find, verdicts, steps, ranks, copied, said), body);
 }
 let nextCall = () => {};

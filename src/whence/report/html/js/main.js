@@ -8,10 +8,11 @@ function start() {
 function matters() {
   const ends = ROOTS.filter((i) => C.error[i] !== null), worst = ends.reduce((a, i) => (a < 0 || C.error[i] > C.error[a] ? i : a), -1);
   const first = DATA.answer.findings[0]?.call ?? -1, lines = [];
-  if (worst >= 0) lines.push(C.error[worst] > 0 ? `At the outputs of ${name(worst)} the error is ${number(C.error[worst])}${ends.length > 1 ? ` at most (${where(worst) || "its only call"}), over ${count(ends.length, "call")} of the model` : ""}.` : "The outputs of the model are equal, bit for bit.");
+  if (worst >= 0) lines.push(ends.length < ROOTS.length && !C.error[worst] ? `The outputs of ${count(ROOTS.length - ends.length)} of ${count(ROOTS.length, "outermost call")} could not be measured; the others are equal.` : C.error[worst] > 0 ? `At the outputs of ${name(worst)} the error is ${number(C.error[worst])}${ends.length > 1 ? ` at most (${where(worst) || "its only call"}), over ${count(ends.length, "call")} of the model` : ""}.` : "The outputs of the model are equal, bit for bit.");
+  else if (ROOTS.length) lines.push("The outputs of the model could not be measured.");
   if (first >= 0) {
-    const behind = downstream(first), hit = [...behind].filter((i) => C.error[i] > 0);
-    lines.push(`${count(behind.size, "call")} depend on ${name(first)} of step ${C.step[first]}; ${count(hit.length)} of these differ, ${count(hit.filter((i) => verdict(i) === "inherited").length)} only because of what they were given.`);
+    const behind = downstream(first), hit = [...behind].filter((i) => C.error[i] > 0), unknown = [...behind].filter((i) => C.error[i] === null).length;
+    lines.push(`${count(behind.size, "call")} depend on ${name(first)} of step ${C.step[first]}; ${count(hit.length)} of these differ, ${count(hit.filter((i) => verdict(i) === "inherited").length)} only because of what they were given${unknown ? `; of ${count(unknown)} it is unknown` : ""}.`);
   }
   const tally = VERDICTS.filter((v) => DATA.answer.counts[v]).map((v) => chip(v, `${count(DATA.answer.counts[v])} ${v}`));
   return lines.length || tally.length ? section("matters", "How far it matters", "", el("ul", { class: "bullets" }, lines.map((text) => el("li", {}, text))), el("div", { class: "legend", style: { "margin-top": "6px" } }, tally)) : null;
@@ -38,10 +39,10 @@ function sides() {
   const [left, right] = DATA.sides, names = [...new Map([...(left.facts || []), ...(right.facts || [])])].map(([k]) => k);
   const of = (side) => new Map(side.facts || []), a = of(left), b = of(right), differing = new Set(left.differing || []);
   const row = (k) => el("tr", {}, el("td", { class: "soft" }, k), el("td", {}, a.get(k) || ""), el("td", { class: differing.has(k) ? "differs" : "" }, b.get(k) || "", differing.has(k) && el("span", { class: "soft" }, " (differs)")));
-  const main = names.filter((k) => differing.has(k) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
+  const main = names.filter((k) => (differing.has(k) && a.has(k) && b.has(k)) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|devices|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
   const table = (list, head) => el("div", { class: "scroll" }, el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
   const head = [el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
-  return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides`), table(rest)) : null,
+  return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides or known of one`), table(rest)) : null,
     el("p", { class: "soft small", style: { "margin-top": "8px" } }, `whence ${DATA.answer.versions.whence || ""}`), DATA.commands.compare.map((c) => copyable(c))));
 }
 
@@ -53,7 +54,8 @@ add(document.getElementById("app"), [
   el("header", { class: "bar" }, el("b", {}, "whence"), el("nav", { "aria-label": "Sections" }, jumps), el("button", { type: "button", onclick: switchTheme, title: "Light or dark (t)" }, "Light / dark"), el("button", { type: "button", onclick: () => help.showModal(), "aria-label": "Keyboard help" }, "?")),
   el("main", {}, parts), drawer(), tip, help,
 ]);
-addEventListener("beforeprint", () => applyTheme("light"));
-addEventListener("afterprint", () => applyTheme());
+// Charts are drawn for the width of paper, so that their words keep their size.
+addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); applyTheme("light"); });
+addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); applyTheme(); });
 keys(help);
 document.documentElement.dataset.ready = String(Math.round(performance.now()));

@@ -8,8 +8,7 @@ function maps() {
 }
 
 function layerMap(what, column, values) {
-  const names = new Map();
-  for (const i of SHOWN) if (!names.has(C.name[i])) names.set(C.name[i], names.size);
+  const names = nameOrder();
   const wide = Math.min(names.size, 480), per = Math.ceil(names.size / wide), columns = Math.ceil(names.size / per);
   const tall = Math.min(values.length, 64), each = Math.ceil(values.length / tall), rows = Math.ceil(values.length / each);
   const place = new Map(values.map((v, k) => [v, Math.floor(k / each)]));

@@ -1,8 +1,8 @@
 // The error along the run: every call in order, what rounding explains shaded, what is introduced marked, what is inherited faded.
 function runChart() {
   const HEIGHT = 330;
-  const off = new Set();
-  let by = "order", step = -1, points = [], hovered = -1, groups = [];
+  const KINDS = ["order", "layer", ...(GROUPS.steps.length > 1 ? ["step"] : [])];
+  let off = new Set(), by = "order", step = -1, points = [], hovered = -1, groups = [];
   const present = VERDICTS.filter((v) => SHOWN.some((i) => verdict(i) === v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
   const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
@@ -10,8 +10,7 @@ function runChart() {
   function placed() {
     const all = SHOWN.filter((i) => !off.has(verdict(i)) && (step < 0 || C.step[i] === step));
     if (by === "order") return all.map((i) => [i, i]);
-    const names = new Map();
-    for (const i of SHOWN) if (!names.has(C.name[i])) names.set(C.name[i], names.size);
+    const names = nameOrder();
     if (by === "layer") return all.map((i) => [i, names.get(C.name[i])]);
     const at = new Map(GROUPS.steps.map((s, k) => [s, k]));
     return all.map((i) => [i, at.get(C.step[i]) + 0.08 + 0.84 * names.get(C.name[i]) / Math.max(1, names.size)]);
@@ -26,7 +25,7 @@ function runChart() {
     let lowX = Infinity, highX = -Infinity;
     for (const [, x] of list) { lowX = Math.min(lowX, x); highX = Math.max(highX, x); }
     if (!list.length) { lowX = 0; highX = 1; }
-    const at = axes(g, frame, null, y, "", "relative error of what each call made (rel_l2)");
+    const at = axes(g, frame, null, y, "", DATA.answer.evidence === "statistics" ? "how far the statistics of what each call made are off" : "relative error of what each call made (rel_l2)");
     const X = (x) => frame.left + 8 + (x - lowX) / (highX - lowX || 1) * (frame.right - frame.left - 16);
     const zero = frame.bottom + 13, none = frame.bottom + 28;
     g.strokeStyle = colour("line"); line(g, frame.left, frame.bottom, frame.right, frame.bottom);
@@ -37,11 +36,11 @@ function runChart() {
     // What rounding and what came in explain, call by call: half-way to the neighbours, and nothing where nothing is to be explained.
     const clamp = (v) => Math.max(y[0], Math.min(y[1], LOG(v)));
     const sorted = by === "order" ? list : [...list].sort((a, b) => a[1] - b[1]);
-    const columns = [];
+    const columns = [], dense = sorted.length > width;  // then a pixel is a column: paths of more parts take seconds to fill
     for (const [i, x] of sorted) {
-      const last = columns[columns.length - 1];
-      if (last && last.at === x) last.noise = Math.max(last.noise, C.noise[i] || 0);
-      else columns.push({ at: x, x: X(x), noise: C.noise[i] || 0 });
+      const last = columns[columns.length - 1], px = dense ? Math.round(X(x)) : X(x);
+      if (last && last.x === px) last.noise = Math.max(last.noise, C.noise[i] || 0);
+      else columns.push({ x: px, noise: C.noise[i] || 0 });
     }
     const fill = new Path2D(), edge = new Path2D();
     columns.forEach((c, k) => {
@@ -79,14 +78,9 @@ function runChart() {
       g.strokeStyle = colours[verdict(i)]; g.globalAlpha = 0.55; g.setLineDash([2, 3]); line(g, px, py, px, foot); g.setLineDash([]);
       g.globalAlpha = 1; g.strokeStyle = colour("band-edge"); g.lineWidth = 2; line(g, px - 5, foot, px + 5, foot); g.lineWidth = 1;
     }
-    const marks = new Map(SEVERITY.map((v) => [v, []]));
-    for (const [px, py, i] of points) marks.get(verdict(i))?.push(shape(SHAPES[verdict(i)], px.toFixed(1) * 1, py.toFixed(1) * 1, GUILTY.has(verdict(i)) ? 5.5 : big));
-    for (const [v, shapes] of marks) {  // one path a verdict, the worst on top
-      g.globalAlpha = FADED[v] || 1;
-      const path = new Path2D(shapes.join(""));
-      if (v === "undetermined") { g.strokeStyle = colours[v]; g.stroke(path); } else { g.fillStyle = colours[v]; g.fill(path); }
-    }
-    g.globalAlpha = 1;
+    const marks = new Map(SEVERITY.map((v) => [v, new Map()]));
+    for (const [px, py, i] of points) marks.get(verdict(i))?.set(Math.round(2 * px) * 16384 + Math.round(2 * py), [px, py]);  // what falls on one place is one mark
+    for (const [v, places] of marks) if (places.size) stamped(g, width, height, v, colours[v], GUILTY.has(v) ? 5.5 : big, places.values());  // the worst on top
     const first = points.find(([, , i]) => i === named[0]);
     if (first) {
       const [px, py, i] = first, text = name(i);
@@ -128,23 +122,38 @@ function runChart() {
 
   const legend = el("div", { class: "legend", role: "group", "aria-label": "Verdicts shown" }, present.map((v) => {
     const total = SHOWN.reduce((sum, i) => sum + (verdict(i) === v), 0);
-    const button = el("button", { type: "button", "aria-pressed": "true", title: "Show or hide", onclick: () => {
+    return el("button", { type: "button", "data-verdict": v, title: "Show or hide", onclick: () => {
       if (off.has(v)) off.delete(v); else off.add(v);
-      button.setAttribute("aria-pressed", String(!off.has(v)));
-      chart.redraw();
+      setLink({ hide: [...off].join(" ") });
     } }, chip(v, `${v} ${count(total)}`));
-    return button;
   }), C.noise.some((n) => n > 0) && el("span", { class: "chip" }, bandGlyph(), "explained by rounding and by what came in"));
 
-  groups = ["order", "layer", ...(GROUPS.steps.length > 1 ? ["step"] : [])].map((kind) => el("button", { type: "button", "aria-pressed": String(kind === by), onclick: () => {
-    by = kind;
-    for (const button of groups) button.setAttribute("aria-pressed", String(button.textContent === `by ${kind}`));
+  groups = KINDS.map((kind) => el("button", { type: "button", onclick: () => setLink({ by: kind === "order" ? "" : kind }) }, `by ${kind}`));
+  const picked = el("select", { onchange: () => setLink({ at: picked.value }) }, el("option", { value: "" }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s)));
+  const steps = GROUPS.steps.length > 1 && el("label", {}, "step", picked);
+  onLink(() => {
+    by = KINDS.includes(link.get("by")) ? link.get("by") : "order";
+    step = GROUPS.steps.find((s) => String(s) === link.get("at")) ?? -1;
+    off = new Set((link.get("hide") || "").split(" ").filter((v) => present.includes(v)));
+    picked.value = step < 0 ? "" : step;
+    groups.forEach((button, k) => button.setAttribute("aria-pressed", String(KINDS[k] === by)));
+    for (const button of legend.querySelectorAll("button")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.verdict)));
     chart.redraw();
-  } }, `by ${kind}`));
-  const steps = GROUPS.steps.length > 1 && el("label", {}, "step", el("select", { onchange: (event) => { step = Number(event.target.value); chart.redraw(); } },
-    el("option", { value: -1 }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s))));
-  listeners.push(() => chart.redraw());
+  });
   return [el("div", { class: "controls" }, groups, steps), el("figure", {}, chart.node), legend];
+}
+
+// Many marks of one kind: drawn once, stamped on a layer, which is laid over the chart as a whole, so that faded marks do not add up.
+function stamped(g, width, height, verdict, ink, size, places) {
+  const ratio = Math.max(1, devicePixelRatio || 1), reach = Math.ceil(1.5 * size) + 1;
+  const [mark, layer] = [[2 * reach, 2 * reach], [width, height]].map(([w, h]) => el("canvas", { width: Math.round(w * ratio), height: Math.round(h * ratio) }));
+  const one = mark.getContext("2d"), all = layer.getContext("2d"), path = new Path2D(shape(SHAPES[verdict], reach, reach, size));
+  one.scale(ratio, ratio);
+  if (SHAPES[verdict] === "ring") { one.strokeStyle = ink; one.stroke(path); } else { one.fillStyle = ink; one.fill(path); }
+  for (const [x, y] of places) all.drawImage(mark, Math.round((x - reach) * ratio), Math.round((y - reach) * ratio));
+  g.globalAlpha = FADED[verdict] || 1;
+  g.drawImage(layer, 0, 0, width, height);
+  g.globalAlpha = 1;
 }
 
 function bandGlyph() {

@@ -1,7 +1,7 @@
 // A table of any number of rows: only those in view are elements. Columns: {key, title, width, right, text(row), sort(row), cell(row)}.
 const ROW = 28, PRINTED = 50;
 
-function grid(label, columns, { open, selected = () => false }) {
+function grid(label, columns, { open, selected = () => false, worse }) {
   const template = columns.map((c) => c.width || "minmax(80px, 1fr)").join(" ");
   const head = el("div", { class: "head", role: "row", style: { "grid-template-columns": template } });
   const body = el("div", { class: "body", role: "rowgroup" });
@@ -38,8 +38,11 @@ function grid(label, columns, { open, selected = () => false }) {
     body.style.height = `${Math.min(most, rows.length) * ROW}px`;
     box.style.height = `${Math.min(most === PRINTED ? Infinity : 480, (Math.max(3, Math.min(most, rows.length)) + 1) * ROW + 8)}px`;
   }
-  addEventListener("beforeprint", () => { box.scrollTop = 0; printing = true; sized(PRINTED); render(); });
-  addEventListener("afterprint", () => { printing = false; sized(Infinity); render(); });
+  // Printed are a few: without an order of the reader's, the worst.
+  let unprinted = rows;
+  const emptied = () => { for (const [, node] of shown) node.remove(); shown.clear(); };
+  addEventListener("beforeprint", () => { box.scrollTop = 0; printing = true; unprinted = rows; if (!sorting.key) rows = [...rows].sort(worse); emptied(); sized(PRINTED); render(); });
+  addEventListener("afterprint", () => { printing = false; rows = unprinted; emptied(); sized(Infinity); render(); });
   new ResizeObserver(() => render()).observe(box);
 
   return {
@@ -61,13 +64,12 @@ function grid(label, columns, { open, selected = () => false }) {
         });
       }
       for (const cell of head.children) cell.setAttribute("aria-sort", cell.dataset.key === order.key ? (order.down ? "descending" : "ascending") : "none");
-      for (const [, node] of shown) node.remove();
-      shown.clear();
+      emptied();
       box.setAttribute("aria-rowcount", rows.length + 1);
       sized(Infinity);
       render();
     },
-    refresh() { for (const [, node] of shown) node.remove(); shown.clear(); render(); },
+    refresh() { emptied(); render(); },
     reveal(row) {
       const at = rows.indexOf(row);
       if (at >= 0 && (at * ROW < box.scrollTop || (at + 2) * ROW > box.scrollTop + box.clientHeight)) box.scrollTop = Math.max(0, (at - 4) * ROW);

@@ -81,6 +81,8 @@ function tree() {
     box.querySelector(".row.on")?.scrollIntoView({ block: "center" });
     document.getElementById("modules").scrollIntoView();
   };
+  // The page is not in the document yet: what is found first is scrolled to when the tree has a size.
+  new ResizeObserver((_, once) => { once.disconnect(); const on = box.querySelector(".row.on"); if (on) box.scrollTop = on.offsetTop - box.offsetTop - box.clientHeight / 2; }).observe(box);
   focus = linked("call", CALLS);
   if (focus < 0) focus = DATA.answer.findings[0]?.call ?? -1;
   if (focus >= 0) unfold(focus);
