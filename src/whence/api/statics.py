@@ -16,10 +16,11 @@ import msgspec
 
 from whence import __version__, align
 from whence.api.paddle_calls import with_programs
-from whence.api.static_diff import Difference, blocks, face, operators, weights_beside, weights_seen
+from whence.api.program_order import in_order, taking
+from whence.api.static_diff import Difference, face, operators, weights_beside, weights_seen
 from whence.capture.paddle_programs import DRAWS, FOLDED
 from whence.errors import UsageError
-from whence.readers import TAKES, UNTOLD, Opened
+from whence.readers import UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -224,26 +225,27 @@ def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
     for call in made:
         for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
             writers[name].append(call.id)
-    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf and root in (None, c.root)]
+    ran = [c for c in operators(run) if c.kind == "operator" and root in (None, c.root)]
     named = sum(c.scope in writers for c in ran)
     out: dict[int, int] = {}
     for calls in _by_step(ran).values():
         if named >= _LEAST * len(ran):
             out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
         else:
-            out |= _in_order(calls, made)
+            out |= in_order(calls, made)
     return out
 
 
 def _unfolded(run: Run, made: list[Call]) -> list[Call]:
-    """Operators of a program without those that rest on constants alone, where a run shows that Paddle folded them."""
+    """Operators of a program without those that rest on constants and parameters alone, where a run shows that Paddle folded them."""
     if not any(ref.slot.startswith(f"param.{FOLDED}") for call in run.calls for ref in call.refs):
         return made
+    ran = {taking(call) for call in run.calls}
     constant: set[int] = set()
     out = []
     for call in made:
-        taken = call.slots("param") or any(note.startswith(TAKES) for note in call.notes)
-        if call.leaf and not taken and call.op_type not in DRAWS and all(ref.record in constant for ref in call.slots("input")):
+        kept = call.op_type in DRAWS or (bool(taking(call)[1]) and taking(call) in ran)
+        if call.leaf and not kept and all(ref.record in constant for ref in call.slots("input")):
             constant.update(ref.record for ref in call.slots("output"))
         else:
             out.append(call)
@@ -285,16 +287,6 @@ def attached(run: Run, program: Run) -> Run:
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
     return with_programs(Opened(out, run.reader) if isinstance(run, Opened) else out, program, where)
-
-
-def _in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
-    """Calls of one step of a log -> operators of a program, where types stand in one order."""
-    types, others = [c.op_type for c in calls], [c.op_type for c in made]
-    out: dict[int, int] = {}
-    for a0, a1, b0, _, equal in blocks(types, others):
-        if equal:
-            out.update((calls[a0 + i].id, made[b0 + i].id) for i in range(a1 - a0))
-    return out
 
 
 def _linked(
