@@ -60,13 +60,14 @@ def folder(tmp_path_factory):
         ("loop", "loop", PLAIN), ("loop_onednn", "loop", {}), ("loop_attribute", "loop_fault", PLAIN),
         ("image", "image", PLAIN), ("image_onednn", "image", {}), ("image_attribute", "image_fault", PLAIN),
         ("lstm", "lstm", PLAIN), ("lstm_again", "lstm", PLAIN),
+        ("several", "model+image", PLAIN), ("several_attribute", "model+image_fault", PLAIN), ("several_onednn", "model+image", {}),
     ]  # fmt: skip
     script = here / "run.py"
     script.write_text(
         f"import sys, json; sys.path.insert(0, {str(CAPTURE)!r})\nimport paddle_models as pm\n"
         "folder, name, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])\n"
-        "made = pm.predictor(folder, name, settings)\n"
-        "for k in range(2): pm.once(made, pm.fed(name.partition('_')[0], k))\n"
+        "made = {n: pm.predictor(folder, n, settings) for n in name.split('+')}\n"
+        "for k in range(2):\n    for n in made: pm.once(made[n], pm.fed(n.partition('_')[0], k))\n"
     )
     for run, name, settings in wanted:
         done("-m", "whence", "run", "-o", here / "runs" / run, "--", sys.executable, script, here, name, json.dumps(settings))
@@ -158,6 +159,28 @@ def test_the_branch_that_ran_and_every_round_of_a_loop_have_their_attributes(fol
     ]
     assert said == [(0, 2.0, 0.0), (1, 4.0, 0.0)]
     assert result.coverage.replayed >= sum(c.op_type in ("matmul", "add", "relu") for c in run.calls)
+
+
+def test_the_programs_of_every_predictor_are_compared(folder):
+    result = compared(folder, "several", "several_attribute")
+    assert result.programs[0] == "model#1: exactly one attribute differs: epsilon of BatchNorm2D_1.batch_norm_0: 0.0001 against 0.1"
+    assert result.programs[-1] == "the programs of 1 of 2 predictors are equal"
+    assert [(f.op_type, f.root) for f in result.findings] == [("batch_norm", "model#1")]
+    assert compared(folder, "several", "several_onednn").status == "same"
+
+
+def test_a_run_that_raised_says_so(folder, tmp_path):
+    (tmp_path / "image.json").write_text((folder / "image.json").read_text())
+    (tmp_path / "image.pdiparams").write_bytes((folder / "image.pdiparams").read_bytes())
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(CAPTURE)!r})\nimport paddle_models as pm, numpy as np\n"
+        f"made = pm.predictor({str(tmp_path)!r}, 'image', {PLAIN!r})\n"
+        "try:\n    pm.once(made, [np.zeros((2, 4, 9, 9), 'float32')])\nexcept Exception:\n    pass\n"
+    )
+    done("-m", "whence", "run", "-o", tmp_path / "run", "--", sys.executable, script)
+    notes = whence.compare(folder / "runs" / "image", tmp_path / "run").notes
+    assert any(note.startswith("target: model raised in step 0: ValueError") for note in notes), notes
 
 
 def test_scratch_of_an_operator_that_nobody_saved_is_no_weight(folder):

@@ -23,6 +23,7 @@ _WORK = 40_000_000  # steps of the search for a common subsequence
 _LONGEST = 60  # characters of an attribute
 _SHOWN = 8  # differences that are spelt out
 _ABSENT = "absent"
+EQUAL = "the programs are equal"
 
 
 class Difference(NamedTuple):
@@ -62,7 +63,7 @@ class Faced(NamedTuple):
         """What is to be said of both, a clause."""
         found = self.differences
         if not found:
-            return f"the programs are equal: {len(self.pairs)} operators with {self.compared} attributes{self._weighed}"
+            return f"{EQUAL}: {len(self.pairs)} operators with {self.compared} attributes{self._weighed}"
         first = f"{found[0].words} ({found[0].name})" if found[0].kind != "attributes" else f"{found[0].words}"
         if sum(d.attributes for d in found) == 1 and len(found) == 1:
             return f"exactly one attribute differs: {first}"
@@ -520,9 +521,10 @@ def weights_beside(program: Run) -> dict[str, str]:
     return out
 
 
-def weights_seen(run: Run) -> dict[str, str]:
-    """Hashes of the parameters that a run saw, by name."""
-    return {r.slot[6:]: run.records[r.record].hash for c in run.calls for r in c.slots("param") if run.records[r.record].hash}
+def weights_seen(run: Run, root: str = "") -> dict[str, str]:
+    """Hashes of the parameters that a run saw, of one root or of all, by name."""
+    calls = (c for c in run.calls if root in ("", c.root))
+    return {r.slot[6:]: run.records[r.record].hash for c in calls for r in c.slots("param") if run.records[r.record].hash}
 
 
 def _weighed(
