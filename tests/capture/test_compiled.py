@@ -32,6 +32,19 @@ class Breaks(Net):
         return x + self.fc2(y)
 
 
+class BreaksInALoop(nn.Module):
+    """Dynamo gives up on a frame that breaks inside a loop: it runs eagerly, and what it calls is compiled frame by frame."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Breaks(), Breaks()])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x.relu()
+
+
 class Recurrent(nn.Module):
     """Dynamo does not trace an LSTM: compiled code breaks off and calls the module, with dynamo waiting for the next frame."""
 
@@ -102,7 +115,7 @@ def both(make, use, path):
     return *shown, run
 
 
-@pytest.mark.parametrize("kind", [Net, Breaks])
+@pytest.mark.parametrize("kind", [Net, Breaks, BreaksInALoop])
 @pytest.mark.parametrize("how", ["compile", "method"])
 def test_a_compiled_model(kind, how, tmp_path):
     def make():

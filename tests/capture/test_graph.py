@@ -391,6 +391,21 @@ def test_a_training_step_is_captured_with_its_backward_and_changes_nothing(tmp_p
     assert [n.text for n in run.notes if n.kind == "observer" and "none" not in n.text] == []
 
 
+@pytest.mark.slow
+def test_a_buffer_that_one_kernel_clears_and_another_adds_to_is_taken_when_it_is_whole(tmp_path):
+    """The gradient of an embedding."""
+    found = {}
+    for mode in ("fx", "exact"):
+        seeded()
+        torch._dynamo.reset()
+        with whence.compile(Model(), tmp_path / mode, mode=mode) as compiled:
+            compiled(TOKENS).square().mean().backward()
+        found[mode] = values(open_run(tmp_path / mode))
+    (key,) = [k for k in found["exact"] if "put" in k[3] or "scatter" in k[3]]
+    assert np.abs(found["fx"][key]).max() > 1e-3
+    np.testing.assert_allclose(found["exact"][key], found["fx"][key], rtol=1e-4, atol=1e-7)
+
+
 def test_under_autocast_the_dtypes_are_those_of_the_compiled_graph(tmp_path):
     model, x = made(), torch.randn(3, 6)
     with torch.autocast("cpu", torch.bfloat16):

@@ -340,11 +340,12 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
         _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__
     )
     later: list[tuple[str, Any]] = []
-    for name in (name for node in nodes for name in _buffers(node)):
-        if name in gone or (live is not None and name not in live):
+    for made_name in (name for node in nodes for name in _buffers(node)):
+        name = _changed(graph, made_name)
+        if name in gone or (live is not None and name == made_name and name not in live):
             continue
         buffer = _buffer(graph, name)
-        if buffer is None or not _is_tensor(buffer):
+        if buffer is None or not _is_tensor(buffer) or (name == made_name and _unfinished(graph, buffer, collected)):
             continue
         node = _node_of(buffer, collected) or _handed(graph, buffer, collected)
         whole = _joined(graph, buffer)
@@ -375,6 +376,22 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
 def _buffer(graph: Any, name: str) -> Any:
     find = getattr(graph, "try_get_buffer", None) or graph.name_to_buffer.get
     return find(name)
+
+
+def _changed(graph: Any, name: str) -> str:
+    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none does after it; else `name`."""
+    scheduler = graph.scheduler
+    whole = getattr(scheduler, "mutation_real_name", {}).get(name, name)
+    last = getattr(scheduler, "mutation_renames", {}).get(whole, name)
+    return name if last != name or whole in graph.graph_inputs else str(whole)
+
+
+def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
+    """Is this filled now, and given the value of its node by a later kernel, which changes it in place?"""
+    changed = getattr(graph.scheduler, "mutation_renames", {}).get(buffer.get_name())
+    changer = getattr(graph.scheduler, "name_to_buf", {}).get(changed)
+    node = _node_of(buffer, collected)
+    return changer is not None and node is not None and node.name in _origins(changer.node, collected)
 
 
 def _between(starts: set[str], ends: list[Any]) -> set[str]:

@@ -54,6 +54,15 @@ def set_call(new: Any) -> None:
     dynamo_knows(old, new)
 
 
+def taken_for_torchs(wrapper: Any) -> None:
+    """Have dynamo treat this way of calling modules as torch's own: never compiled by itself where a module runs eagerly, looked through
+    where one is compiled. Dynamo goes by the file of the code; where compiled code broke off inside a module, a frame of another file
+    would begin graphs that the program has not.
+    """
+    own = torch.nn.Module._wrapped_call_impl.__code__
+    wrapper.__code__ = wrapper.__code__.replace(co_filename=own.co_filename, co_firstlineno=own.co_firstlineno)
+
+
 def dynamo_knows(old: Any, new: Any) -> None:
     """Where dynamo holds `old` for the way every module is called, it is `new` from now on."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):

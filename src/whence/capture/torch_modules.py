@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from whence.arrays import host
 from whence.arrays import torch as tensors
 from whence.capture import torch_ranks, torch_settings
 from whence.capture.guard import end_capture
 from whence.capture.session import Session
-from whence.capture.torch_compiled import Trap, inside, is_compilers
+from whence.capture.torch_compiled import Trap, is_compilers
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
-from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call
+from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call, taken_for_torchs
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
@@ -157,13 +158,15 @@ class Listener:
             self._load_kernels()  # else with the first call: programs may search what is imported while they start
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
+        callback, off = get_eval_frame_callback, (None, False)  # as `inside` asks; a frame of ours would go to dynamo
         listener = self
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if is_compiling() or not listener.active or inside():
+            if is_compiling() or not listener.active or callback() not in off:
                 return previous(module, *args, **kwargs)
             return listener._observe(previous, module, args, kwargs)
 
+        taken_for_torchs(__call__)
         self._previous, self._wrapper = previous, __call__
         __call__.listener = self  # type: ignore[attr-defined]
         set_call(__call__)

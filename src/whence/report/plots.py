@@ -348,15 +348,9 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
         image = _image(axes, cells, (-0.5, len(values) - 0.5, len(names) - 0.5, -0.5))
         stars = [(values.index(value), names.index(name)) for name, value in marked]
         if stars:
-            axes.scatter(
-                *zip(*stars),
-                marker="*",
-                s=46,
-                color=STYLES["introduced"].colour,
-                edgecolors="white",
-                linewidths=0.4,
-                label="introduced here",
-            )
+            across, down = zip(*stars)
+            colour = STYLES["introduced"].colour
+            axes.scatter(across, down, marker="*", s=46, color=colour, edgecolors="white", linewidths=0.4, label="introduced here")
             figure.legend(loc="outside lower left", fontsize=8)
         some = range(0, len(names), -(-len(names) // _LABELS))
         axes.set_yticks(list(some), [_words(names[i], _NAME, TAIL) for i in some], fontsize=7)
