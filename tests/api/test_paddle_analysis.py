@@ -48,17 +48,26 @@ def folder(tmp_path_factory):
     assert data.count(half) == 1
     (here / "legacy_fault.pdmodel").write_bytes(data.replace(half, np.float32(1.6).tobytes()))
     (here / "legacy_fault.pdiparams").write_bytes((here / "legacy.pdiparams").read_bytes())
+    for name, old, new in (("loop", 'D":4.0', 'D":2.5'), ("image", "9.999999747378752e-05", "0.1")):
+        text = (here / f"{name}.json").read_text()
+        assert text.count(old) == 1
+        (here / f"{name}_fault.json").write_text(text.replace(old, new))
+        (here / f"{name}_fault.pdiparams").write_bytes((here / f"{name}.pdiparams").read_bytes())
     wanted = [
         ("ref", "model", PLAIN), ("again", "model", PLAIN), ("attribute", "model_attribute_fault", PLAIN),
         ("weight", "model_weight_fault", PLAIN), ("onednn", "model", {}), ("legacy", "legacy", LEGACY),
         ("legacy_attribute", "legacy_fault", LEGACY), ("legacy_onednn", "legacy", {"enable_new_ir": [False]}),
+        ("loop", "loop", PLAIN), ("loop_onednn", "loop", {}), ("loop_attribute", "loop_fault", PLAIN),
+        ("image", "image", PLAIN), ("image_onednn", "image", {}), ("image_attribute", "image_fault", PLAIN),
+        ("lstm", "lstm", PLAIN), ("lstm_again", "lstm", PLAIN),
+        ("several", "model+image", PLAIN), ("several_attribute", "model+image_fault", PLAIN), ("several_onednn", "model+image", {}),
     ]  # fmt: skip
     script = here / "run.py"
     script.write_text(
         f"import sys, json; sys.path.insert(0, {str(CAPTURE)!r})\nimport paddle_models as pm\n"
         "folder, name, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])\n"
-        "made = pm.predictor(folder, name, settings)\n"
-        "for _ in range(2): pm.once(made, pm.fed('legacy' if 'legacy' in name else 'model'))\n"
+        "made = {n: pm.predictor(folder, n, settings) for n in name.split('+')}\n"
+        "for k in range(2):\n    for n in made: pm.once(made[n], pm.fed(n.partition('_')[0], k))\n"
     )
     for run, name, settings in wanted:
         done("-m", "whence", "run", "-o", here / "runs" / run, "--", sys.executable, script, here, name, json.dumps(settings))
@@ -114,13 +123,74 @@ def test_a_weight_is_named(folder):
     assert "differs" in {i.state for i in result.origin.steps[-1].inputs if i.slot.startswith("param")}
 
 
-@pytest.mark.parametrize(("one", "two"), [("ref", "onednn"), ("onednn", "ref"), ("legacy", "legacy_onednn")])
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("ref", "onednn"), ("onednn", "ref"), ("legacy", "legacy_onednn"), ("loop", "loop_onednn"), ("loop_onednn", "loop"),
+        ("image", "image_onednn"), ("image_onednn", "image"),
+    ],
+)  # fmt: skip
 def test_passes_and_onednn_are_noise(folder, one, two):
     result = compared(folder, one, two)
     assert (result.status, result.findings) == ("same", ())
     assert any(" are one " in line or " is " in line or "oneDNN" in line for line in result.programs)
     assert result.occurrences.first_difference is not None
     assert result.occurrences.first_significant is None
+
+
+def test_what_a_pass_puts_into_weights_is_no_difference_and_its_fault_is_named(folder):
+    result = compared(folder, "image", "image_onednn")
+    assert "conv2d + add + batch_norm + relu of the reference are one fused_conv2d in the target" in " ".join(result.programs)
+    assert not any("only the" in line and "runs" in line for line in result.programs)
+    for one, two in (("image", "image_attribute"), ("image_attribute", "image_onednn")):
+        (finding,) = compared(folder, one, two).findings
+        run = whence.open_run(str(folder / "runs" / one))
+        call = next(c for c in run.calls if c.scope == finding.name)
+        assert call.op_type == ("batch_norm" if two == "image_attribute" else "relu")
+
+
+def test_the_branch_that_ran_and_every_round_of_a_loop_have_their_attributes(folder):
+    result = compared(folder, "loop", "loop_attribute")
+    assert [(f.op_type, f.step, f.cause, f.evidence) for f in result.findings] == [("scale", 1, "semantic", "replay")]
+    assert (result.origin.attributes["input.1"], result.origin.target_attributes) == (4.0, {"input.1": 2.5})
+    run = whence.open_run(str(folder / "runs" / "loop"))
+    said = [
+        (c.step, c.arguments["input.1"], c.arguments["bias"]) for c in run.calls if c.op_type == "scale" and c.arguments["input.1"] != 1.0
+    ]
+    assert said == [(0, 2.0, 0.0), (1, 4.0, 0.0)]
+    assert result.coverage.replayed >= sum(c.op_type in ("matmul", "add", "relu") for c in run.calls)
+
+
+def test_the_programs_of_every_predictor_are_compared(folder):
+    result = compared(folder, "several", "several_attribute")
+    assert result.programs[0] == "model#1: exactly one attribute differs: epsilon of BatchNorm2D_1.batch_norm_0: 0.0001 against 0.1"
+    assert result.programs[-1] == "the programs of 1 of 2 predictors are equal"
+    assert [(f.op_type, f.root) for f in result.findings] == [("batch_norm", "model#1")]
+    assert compared(folder, "several", "several_onednn").status == "same"
+
+
+def test_a_run_that_raised_says_so(folder, tmp_path):
+    (tmp_path / "image.json").write_text((folder / "image.json").read_text())
+    (tmp_path / "image.pdiparams").write_bytes((folder / "image.pdiparams").read_bytes())
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(CAPTURE)!r})\nimport paddle_models as pm, numpy as np\n"
+        f"made = pm.predictor({str(tmp_path)!r}, 'image', {PLAIN!r})\n"
+        "try:\n    pm.once(made, [np.zeros((2, 4, 9, 9), 'float32')])\nexcept Exception:\n    pass\n"
+    )
+    done("-m", "whence", "run", "-o", tmp_path / "run", "--", sys.executable, script)
+    notes = whence.compare(folder / "runs" / "image", tmp_path / "run").notes
+    assert any(note.startswith("target: model raised in step 0: ValueError") for note in notes), notes
+
+
+def test_scratch_of_an_operator_that_nobody_saved_is_no_weight(folder):
+    for run in ("lstm", "lstm_again"):
+        held = [r.slot for c in whence.open_run(str(folder / "runs" / run)).calls for r in c.refs if "non_persistable" in r.slot]
+        assert held == []
+    result = compared(folder, "lstm", "lstm_again")
+    assert (result.status, set(result.counts), result.unmatched) == ("same", {"identical"}, 0)
+    names = {c.scope for c in whence.open_run(str(folder / "lstm.pdiparams")).calls}
+    assert "lstm_cell_0" in names  # as many tensors as the program has parameters, so they have names
 
 
 def test_a_fault_behind_passes_is_named(folder):

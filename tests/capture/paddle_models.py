@@ -70,11 +70,30 @@ def layers():
             if n > 2:
                 y = y * 2
             else:
-                y = y + 1
+                y = y * 4
             best, at = paddle.topk(y, 3)
             return y, i, best, at
 
-    return {"model": Model, "loop": Loop}
+    class Image(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.c1, self.b1 = nn.Conv2D(3, 8, 3, padding=1), nn.BatchNorm2D(8, epsilon=1e-4)
+            self.c2, self.b2 = nn.Conv2D(8, 8, 3, groups=2, bias_attr=False), nn.BatchNorm2D(8)
+            self.fc = nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.b1(self.c1(x))), 2)
+            return F.softmax(self.fc(F.hardswish(self.b2(self.c2(x))).mean([2, 3])))
+
+    class Recurrent(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.lstm, self.head = nn.Embedding(10, 6), nn.LSTM(6, 7), nn.Linear(7, 10)
+
+        def forward(self, ids):
+            return self.head(self.lstm(self.emb(ids))[0])
+
+    return {"model": Model, "loop": Loop, "image": Image, "lstm": Recurrent}
 
 
 def write_pir(folder):
@@ -84,7 +103,8 @@ def write_pir(folder):
     kinds = layers()
     ids = paddle.static.InputSpec([None, None], "int64", name="ids")
     x, n = paddle.static.InputSpec([None, 8, 8], "float32", name="x"), paddle.static.InputSpec([1], "int64", name="n")
-    for name, spec in (("model", [ids]), ("loop", [x, n])):
+    image, five = paddle.static.InputSpec([None, 3, 9, 9], "float32", name="image"), paddle.static.InputSpec([None, 5], "int64", name="ids")
+    for name, spec in (("model", [ids]), ("loop", [x, n]), ("image", [image]), ("lstm", [five])):
         made = kinds[name]()
         made.eval()
         paddle.jit.save(paddle.jit.to_static(made, input_spec=spec, full_graph=True), f"{folder}/{name}")
@@ -127,12 +147,14 @@ def write_legacy(folder):
     paddle.static.save_inference_model(f"{folder}/legacy", [x], [y], executor, program=main)
 
 
-def fed(name):
+def fed(name, step=0):
     """What a program is given."""
     random = np.random.RandomState(0)
     return {
+        "image": [random.randn(2, 3, 9, 9).astype("float32")],
+        "lstm": [np.arange(10).reshape(2, 5).astype("int64")],
         "model": [np.arange(10).reshape(2, 5).astype("int64")],
-        "loop": [random.randn(2, 8, 8).astype("float32"), np.array([3], "int64")],
+        "loop": [random.randn(2, 8, 8).astype("float32"), np.array([3 - 2 * step], "int64")],
         "legacy": [random.randn(2, 4, 8).astype("float32")],
     }[name.removesuffix("_fault")]
 

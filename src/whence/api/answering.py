@@ -260,6 +260,12 @@ class Answer:
         for side, run in (("reference", self.faces.reference), ("target", self.faces.target)):
             if run.ended:
                 out.append(f"{side}: {run.ended}")
+            raised = next((c for c in run.calls if c.error and c.parent == -1), None)
+            if raised is not None:
+                what = " ".join(raised.error.split())
+                out.append(
+                    f"{side}: {raised.scope or raised.root} raised in step {raised.step}: {what[:_SAID]}{'...' if what[_SAID:] else ''}"
+                )
             out += [f"{side}: {sentence}" for sentence in align.changed(run)]
             out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
             out += [f"{side}: {sentence}" for sentence in observer_effects(run)]
@@ -271,6 +277,7 @@ class Answer:
         return {"whence": __version__, "format": str(self.faces.reference.info.format)}
 
 
+_SAID = 200  # characters of an exception that are shown
 _LONGEST = 80  # characters of a dims expression that are shown
 
 

@@ -7,7 +7,7 @@ fused operator moves no other. Names and numbers of variables may differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,13 @@ from whence.api.runs import open_run
 from whence.arrays import host
 from whence.errors import ElementsMissing, UnreadableRun, UsageError
 from whence.readers import GATHERED, ONEDNN, TAKES
-from whence.records import Call, Run
+from whence.records import Call, Ref, Run
 
 _WORK = 40_000_000  # steps of the search for a common subsequence
 _LONGEST = 60  # characters of an attribute
 _SHOWN = 8  # differences that are spelt out
 _ABSENT = "absent"
+EQUAL = "the programs are equal"
 
 
 class Difference(NamedTuple):
@@ -62,7 +63,7 @@ class Faced(NamedTuple):
         """What is to be said of both, a clause."""
         found = self.differences
         if not found:
-            return f"the programs are equal: {len(self.pairs)} operators with {self.compared} attributes{self._weighed}"
+            return f"{EQUAL}: {len(self.pairs)} operators with {self.compared} attributes{self._weighed}"
         first = f"{found[0].words} ({found[0].name})" if found[0].kind != "attributes" else f"{found[0].words}"
         if sum(d.attributes for d in found) == 1 and len(found) == 1:
             return f"exactly one attribute differs: {first}"
@@ -106,7 +107,7 @@ def operators(run: Run) -> list[Call]:
 def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[str, str]] | None = None) -> Faced:
     """Hold two programs against each other. weights: by parameter a hash, of both; None takes the .pdiparams beside the programs."""
     ours, theirs = operators(reference), operators(target)
-    turned = len(theirs) > len(ours)  # passes fuse, so the longer one has what the other does at once
+    turned = _running(theirs) > _running(ours)  # passes fuse, so the longer one has what the other does at once
     if turned:
         facing, fused = _met((target, theirs), (reference, ours))
         pairs = sorted(((a, b) for b, a in facing), key=lambda pair: pair[0].order)
@@ -137,11 +138,17 @@ def face(reference: Run, target: Run, weights: tuple[Mapping[str, str], Mapping[
 # ---- who faces whom
 
 
+def _running(calls: Sequence[Call]) -> int:
+    """How many operators rest on what the model is given, not on parameters alone."""
+    constant = _made_of(calls)
+    return sum(not (outputs := c.slots("output")) or any(r.record not in constant for r in outputs) for c in calls)
+
+
 def _met(one: tuple[Run, list[Call]], two: tuple[Run, list[Call]]) -> tuple[list[tuple[Call, Call]], _Fused]:
     """(pairs, what the second does at once) of two programs with their operators."""
-    (first, ours), (second, theirs) = one, two
+    ours, theirs = one[1], two[1]
     by_name = _one_naming(ours, theirs)
-    mine_, others_ = [_token(first, c, by_name) for c in ours], [_token(second, c, by_name) for c in theirs]
+    mine_, others_ = ([_token(run, c, by_name, made_of) for c in calls] for run, calls in (one, two) for made_of in (_made_of(calls),))
     pairs: list[tuple[Call, Call]] = []
     left: list[tuple[list[Call], list[Call]]] = []
     for a0, a1, b0, b1, equal in blocks(mine_, others_):
@@ -269,12 +276,12 @@ def _behind(call: Call) -> list[str]:
         out += ["transpose"] if given.get("fused_transpose_out") else []
         out += ["reshape"] if given.get("fused_reshape_out") or given.get("fused_reshape2_shape") else []
         out += ["add"] if call.op_type != "fused_matmul" and slots & {"Bias", "2"} else []
-        out += ["batch_norm"] if plain(call.op_type) == "conv2d" else []
+        out += ["batch_norm"] if plain(call.op_type) == "conv2d" and slots & {"Bias", "2"} else []
         out += ["add"] if "ResidualData" in slots or (call.op_type == "fused_matmul" and "2" in slots) or "3" in slots else []
     for key in ("activation_type", "fuse_activation", "activation"):
         name = str(given.get(key) or "")
         if name not in ("", "identity", "none"):
-            out.append("gelu" if name.startswith("gelu") else "silu" if name == "swish" else name)
+            out.append("gelu" if name.startswith("gelu") else {"swish": "silu", "hard_swish": "hardswish"}.get(name, name))
             break
     out += ["scale"] if given.get("fused_output_scale", 1.0) not in (1.0, None) else []
     return out
@@ -293,13 +300,14 @@ def _advanced(pairs: list[tuple[Call, Call]], ours: Sequence[Call]) -> tuple[lis
     for call in ours:
         for ref in call.slots("input"):
             readers.setdefault(ref.record, []).append(call)
-    fused, moved = _Fused({}, set()), []
+    fused, moved, met = _Fused({}, set()), [], {a.id for a, _ in pairs}
     for a, b in pairs:
         chain, own = [a], _behind(a)
         for wanted in (w for w in _behind(b) if w not in own):
             outputs = chain[-1].slots("output")
             following = readers.get(outputs[0].record, []) if outputs else []
-            if len(following) == 1 and plain(following[0].op_type) == wanted:
+            free = wanted != "batch_norm" or (following and following[0].id not in met)  # it goes into the weights, and the sum behind
+            if len(following) == 1 and plain(following[0].op_type) == wanted and free:
                 chain.append(following[0])
         moved.append((chain, b))
     ends = {chain[-1].id for chain, _ in moved if len(chain) > 1}
@@ -325,6 +333,7 @@ def _alone(
     calls = {c.id: c for c in long}
     fuses = {i: [calls[i]] for i, b in partner.items() if b.op_type.startswith("fused_") and not calls[i].op_type.startswith("fused_")}
     gone = set(fused.inside)
+    folded = _folded(ours if turned else theirs, [partner[end] for end in (fuses | fused.pairs)], {c.id for c in partner.values()})
     for end, chain in (fuses | fused.pairs).items():
         # What only changes the shape of what it reads, and has no partner, is done inside as well.
         members, todo = {c.id: c for c in chain}, list(chain)
@@ -344,13 +353,27 @@ def _alone(
     where = {b.id: a.order for a, b in pairs}
     for call in theirs:
         before_ = where.get(call.id, before_)
-        if call.id not in where and not (turned and call.id in gone):
+        if call.id not in where and call.id not in (gone if turned else folded):
             out += [(before_, d) for _, d in _unequal([], [call])]
     paired = {a.id for a, _ in pairs}
     for call in ours:
-        if call.id not in paired and (turned or call.id not in gone):
+        if call.id not in paired and call.id not in (folded if turned else gone):
             out += [(call.order, d) for _, d in _unequal([call], [])]
     return out
+
+
+def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[int]:
+    """Operators without a partner that compute what fused ones take as weights: a pass put them there."""
+    maker = {r.record: c for c in calls for r in c.slots("output")}
+    found: set[int] = set()
+    todo = [r.record for end in ends for r in end.slots("input")]
+    constant = _made_of(calls)
+    while todo:
+        before = maker.get(record := todo.pop())
+        if before is not None and record in constant and before.id not in met and before.id not in found:
+            found.add(before.id)
+            todo += [r.record for r in before.slots("input")]
+    return found
 
 
 def _one_naming(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
@@ -359,9 +382,20 @@ def _one_naming(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
     return 2 * len(a & b) >= min(len(a), len(b))
 
 
-def _token(run: Run, call: Call, by_name: bool) -> tuple[Any, ...]:
-    """What operators that face each other have in common: their kind and the parameters they take."""
-    kind, params = plain(call.op_type), call.slots("param")
+def _made_of(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
+    """Records that rest on parameters and constants alone -> the parameters: passes compute weights of others."""
+    out: dict[int, tuple[Ref, ...]] = {}
+    for call in calls:
+        inputs, params = call.slots("input"), call.slots("param")
+        if call.leaf and (inputs or params) and all(r.record in out for r in inputs):
+            held = {r.slot: r for r in (*params, *(p for r in inputs for p in out[r.record]))}
+            out.update((r.record, tuple(held.values())) for r in call.slots("output"))
+    return out
+
+
+def _token(run: Run, call: Call, by_name: bool, made_of: Mapping[int, Sequence[Ref]]) -> tuple[Any, ...]:
+    """What operators that face each other have in common: their kind and the parameters they take, as they are or computed with."""
+    kind, params = plain(call.op_type), [*call.slots("param"), *(p for r in call.slots("input") for p in made_of.get(r.record, ()))]
     # Of products the matrix only: passes put the sum with a vector into them.
     told = [r for r in params if len(run.records[r.record].shape) > 1 or kind not in ("matmul", "conv2d")]
     taken = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in told))
@@ -487,9 +521,10 @@ def weights_beside(program: Run) -> dict[str, str]:
     return out
 
 
-def weights_seen(run: Run) -> dict[str, str]:
-    """Hashes of the parameters that a run saw, by name."""
-    return {r.slot[6:]: run.records[r.record].hash for c in run.calls for r in c.slots("param") if run.records[r.record].hash}
+def weights_seen(run: Run, root: str = "") -> dict[str, str]:
+    """Hashes of the parameters that a run saw, of one root or of all, by name."""
+    calls = (c for c in run.calls if root in ("", c.root))
+    return {r.slot[6:]: run.records[r.record].hash for c in calls for r in c.slots("param") if run.records[r.record].hash}
 
 
 def _weighed(

@@ -10,16 +10,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from whence import __version__, align
 from whence.api.paddle_calls import with_programs
-from whence.api.static_diff import Difference, blocks, face, operators, weights_beside, weights_seen
+from whence.api.program_order import in_order, taking
+from whence.api.static_diff import EQUAL, Difference, face, operators, weights_beside, weights_seen
 from whence.capture.paddle_programs import DRAWS, FOLDED
 from whence.errors import UsageError
-from whence.readers import TAKES, UNTOLD, Opened
+from whence.readers import UNTOLD, Opened
 from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -109,17 +110,26 @@ def programs(given: str | os.PathLike[str] | Run | Sequence[Any] | None, opened:
     return runs
 
 
-def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, tuple[Run, ...]]:
+class Programs(NamedTuple):
+    """Programs of two runs. pairs: (root, the reference's, the target's), root "" for those that were given; files: those."""
+
+    pairs: tuple[tuple[str, Run, Run], ...] = ()
+    files: tuple[str, ...] = ()
+
+
+def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, Programs]:
     """Both runs with what their programs say, and the programs: those given, else those that a capture saved with its run."""
     if given:
-        return attached(reference, given[0]), attached(target, given[-1]), tuple(given)
+        both = (("", given[0], given[-1]),)
+        files = tuple(run.path for run in given[:2])
+        return attached(reference, given[0]), attached(target, given[-1]), Programs(both if len(given) == 2 else (), files)
     programs_of = own(reference), own(target)
     sides = [_said(run, programs_) for run, programs_ in zip((reference, target), programs_of)]
-    common = next((root for root in programs_of[0] if root in programs_of[1]), None)
-    if common is None:
-        return sides[0], sides[1], ()
-    both = programs_of[0][common], programs_of[1][common]
-    return *_facing(sides[0], sides[1], both, common), both
+    pairs = tuple((root, programs_of[0][root], programs_of[1][root]) for root in programs_of[0] if root in programs_of[1])
+    left, right = sides
+    for root, mine, others in pairs:
+        left, right = _facing(left, right, (mine, others), root)
+    return left, right, Programs(pairs)
 
 
 def own(run: Run) -> dict[str, Run]:
@@ -224,26 +234,27 @@ def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
     for call in made:
         for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
             writers[name].append(call.id)
-    ran = [c for c in operators(run) if c.kind == "operator" and c.leaf and root in (None, c.root)]
+    ran = [c for c in operators(run) if c.kind == "operator" and root in (None, c.root)]
     named = sum(c.scope in writers for c in ran)
     out: dict[int, int] = {}
     for calls in _by_step(ran).values():
         if named >= _LEAST * len(ran):
             out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
         else:
-            out |= _in_order(calls, made)
+            out |= in_order(calls, made)
     return out
 
 
 def _unfolded(run: Run, made: list[Call]) -> list[Call]:
-    """Operators of a program without those that rest on constants alone, where a run shows that Paddle folded them."""
+    """Operators of a program without those that rest on constants and parameters alone, where a run shows that Paddle folded them."""
     if not any(ref.slot.startswith(f"param.{FOLDED}") for call in run.calls for ref in call.refs):
         return made
+    ran = {taking(call) for call in run.calls}
     constant: set[int] = set()
     out = []
     for call in made:
-        taken = call.slots("param") or any(note.startswith(TAKES) for note in call.notes)
-        if call.leaf and not taken and call.op_type not in DRAWS and all(ref.record in constant for ref in call.slots("input")):
+        kept = call.op_type in DRAWS or (bool(taking(call)[1]) and taking(call) in ran)
+        if call.leaf and not kept and all(ref.record in constant for ref in call.slots("input")):
             constant.update(ref.record for ref in call.slots("output"))
         else:
             out.append(call)
@@ -285,16 +296,6 @@ def attached(run: Run, program: Run) -> Run:
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
     return with_programs(Opened(out, run.reader) if isinstance(run, Opened) else out, program, where)
-
-
-def _in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
-    """Calls of one step of a log -> operators of a program, where types stand in one order."""
-    types, others = [c.op_type for c in calls], [c.op_type for c in made]
-    out: dict[int, int] = {}
-    for a0, a1, b0, _, equal in blocks(types, others):
-        if equal:
-            out.update((calls[a0 + i].id, made[b0 + i].id) for i in range(a1 - a0))
-    return out
 
 
 def _linked(
@@ -377,30 +378,36 @@ def _by_operator(run: Run) -> dict[Any, Call]:
     return out
 
 
-def told(result: Comparison, given: Sequence[Run], reference: Run, target: Run) -> Comparison:
+def told(result: Comparison, programs: Programs, reference: Run, target: Run) -> Comparison:
     """The comparison with what the programs of both runs differ in, first of all and at the findings it concerns.
 
     reference, target: the runs, whose captured weights are compared by hash where there are none beside the programs.
     """
-    files = tuple(run.path for run in given)
-    if len(given) < 2:
-        return msgspec.structs.replace(result, program_files=files)
-    seen = tuple(weights_beside(program) or weights_seen(run) for program, run in zip(given, (reference, target)))
-    faced = face(given[0], given[1], (seen[0], seen[1]))
-    by_name = {d.name: d for d in faced.differences}
-    names = {given[0].calls[a].scope: a for a, _ in faced.pairs}
     ran = {c.scope: next((n.removeprefix(_RUNS) for n in c.notes if n.startswith(_RUNS)), c.scope) for c in operators(reference)}
+    apart: list[str] = []
+    equal: list[str] = []
+    findings = list(result.findings)
+    for root, one, two in programs.pairs:
+        seen = tuple(weights_beside(program) or weights_seen(run, root) for program, run in ((one, reference), (two, target)))
+        faced = face(one, two, (seen[0], seen[1]))
+        named = f"{root}: " if len(programs.pairs) > 1 else ""
+        (apart if faced.differences else equal).extend(f"{named}{line}" for line in faced.lines)
+        by_name = {d.name: d for d in faced.differences}
+        names = {one.calls[a].scope for a, _ in faced.pairs}
+        findings = [_explained(f, ran.get(f.name, f.name), by_name, names) if root in ("", f.root) else f for f in findings]
+    if len(programs.pairs) > 1:
+        same = sum(line.partition(": ")[2].startswith(EQUAL) for line in equal)
+        equal = [f"the programs of {same} of {len(programs.pairs)} predictors are equal"] if same else []
+    return msgspec.structs.replace(result, findings=tuple(findings), programs=(*apart, *equal), program_files=programs.files)
 
-    def explained(finding: Finding) -> Finding:
-        name = ran.get(finding.name, finding.name)
-        found = by_name.get(name)
-        if found is None:
-            return finding
-        cause = "semantic" if finding.verdict == "introduced" and not finding.cause and found.kind == "attributes" else finding.cause
-        said = found.words.rpartition(": ")[2] in finding.sentence or (found.kind == "weights" and finding.cause == "parameter")
-        at = f" ({name})" if name != finding.name and name in names else ""
-        words = "" if said else f"; in its program{at} {found.words}"
-        return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
 
-    files = tuple(run.path for run in given)
-    return msgspec.structs.replace(result, findings=tuple(map(explained, result.findings)), programs=faced.lines, program_files=files)
+def _explained(finding: Finding, name: str, by_name: Mapping[str, Difference], names: Set[str]) -> Finding:
+    """A finding with what its operator, `name` in the program, differs in there."""
+    found = by_name.get(name)
+    if found is None:
+        return finding
+    cause = "semantic" if finding.verdict == "introduced" and not finding.cause and found.kind == "attributes" else finding.cause
+    said = found.words.rpartition(": ")[2] in finding.sentence or (found.kind == "weights" and finding.cause == "parameter")
+    at = f" ({name})" if name != finding.name and name in names else ""
+    words = "" if said else f"; in its program{at} {found.words}"
+    return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")

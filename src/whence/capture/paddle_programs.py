@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 FOLDED = "constant_folding@"
 """How the names of constants begin that Paddle made of others when it loaded the program."""
+
+UNKNOWN = -1
+"""The number of a block of an operator, where it is one of several and nobody knows which."""
 
 DRAWS = (
     "uniform", "gaussian", "randint", "randperm", "bernoulli", "truncated_gaussian_random", "seed", "uniform_random", "gaussian_random",
@@ -91,16 +94,19 @@ class Program:
                 self._makers[variable.name] = op
                 self._writers.setdefault(variable.name, []).append(op)
         self._places: dict[Any, int] = {}
-        self._constant = _of_constants(described.operators)
+        self._constant = _of_constants(described.operators, set())
+        self._computed = _of_constants(described.operators, self.parameters) - self._constant
+        self._ran: set[int] = set()
         self._before: dict[str, str] = {}
 
     def operator(
-        self, block: Any, key: Any, op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str], *,
+        self, block: Any, key: tuple[Any, int | None], op_type: str, parameters: Iterable[str] | None, outputs: Sequence[str], *,
         inputs: Iterable[str] = (), folded: bool = False,
     ) -> Any:  # fmt: skip
         """The operator that a hook speaks of, None where the program has none: passes that come later put operators in.
 
-        block: the operator whose block it runs in, None for the outermost; key: of that block, for the place in it. parameters: raw
+        block: the operator whose block it runs in, None for the outermost; key: of that block, for the place in it, and which of the
+        operator's blocks it is, None where it has one. parameters: raw
         names of those it read, None where hooks show more than it reads itself. folded: what rests on constants alone does not run:
         Paddle folds it after it has saved the program. inputs: the hooks' names of what it read and is no parameter: an operator that
         reads something else is another one, be it of the same type (passes that come later put changes of layout in). Operators are
@@ -109,12 +115,12 @@ class Program:
         if self._legacy:
             writers = [op for name in outputs for op in self._writers.get(name, ()) if self._plain(op.op_type) == op_type]
             return writers[0] if writers else None
-        operators = self._described.operators if block is None else block.inside
+        operators = self._described.operators if block is None else _block(block, key[1])
         wanted = None if parameters is None else {name for name in parameters if name in self.parameters}
         given, passed = {self._before.get(name, name) for name in inputs}, False
         for place in range(self._places.get(key, 0), len(operators)):
             op = operators[place]
-            if self._plain(op.op_type) != op_type or (folded and id(op) in self._constant):
+            if self._plain(op.op_type) != op_type or (folded and self._is_folded(op)):
                 continue
             known = self._known(op) if given else set()
             if not known <= given or (passed and not known):
@@ -122,8 +128,16 @@ class Program:
                 continue
             if wanted is None or {v.name for _, v in op.inputs if v.persistable} == wanted:
                 self._places[key] = place + 1
+                self._ran.add(id(op))
                 return op
         return None
+
+    def _is_folded(self, op: Any) -> bool:
+        """Does what Paddle folds when it loads the program take this operator along? Of one that reads parameters its hooks would tell."""
+        if id(op) in self._constant:
+            return True
+        makers = {id(self._makers.get(v.name)) for _, v in op.inputs if not v.persistable}
+        return id(op) in self._computed and bool(makers) and not makers & self._ran
 
     def moved(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """An operator that the program does not have ran; where it has one input and one output, it changed the layout."""
@@ -177,15 +191,28 @@ class Program:
             self._names.update(zip(ids, free))
 
 
-def _of_constants(operators: Iterable[Any]) -> set[int]:
-    """Ids of the outermost operators that rest on constants of the program alone."""
+def _of_constants(operators: Iterable[Any], given: Set[str]) -> set[int]:
+    """Ids of the outermost operators that rest on constants of the program alone, and on what is given."""
     found: set[int] = set()
-    made: set[str] = set()
+    made = set(given)
     for op in operators:
         if not op.inside and op.op_type not in DRAWS and all(variable.name in made for _, variable in op.inputs):
             found.add(id(op))
             made.update(variable.name for _, variable in op.outputs)
     return found
+
+
+def _block(operator: Any, number: int | None) -> list[Any]:
+    """What one block of an operator holds; each of several ends with what it hands on. Nothing where it is not known which one."""
+    blocks: list[list[Any]] = [[]]
+    for op in operator.inside:
+        blocks[-1].append(op)
+        if op.op_type.endswith("yield"):
+            blocks.append([])
+    blocks = [held for held in blocks if held]
+    if len(blocks) <= 1 or number is None:
+        return list(operator.inside)
+    return blocks[number] if 0 <= number < len(blocks) else []
 
 
 def _walk(operators: Iterable[Any]) -> Iterator[Any]:

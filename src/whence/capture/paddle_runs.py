@@ -16,7 +16,7 @@ import numpy as np
 from whence import dtypes
 from whence.arrays import paddle as tensors
 from whence.capture.paddle_patch import Changes
-from whence.capture.paddle_programs import FOLDED, Matched, Program, natural
+from whence.capture.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
 from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, look
 from whence.capture.session import Session
 from whence.records import Call, Ref
@@ -25,6 +25,7 @@ NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
 _BLOCKS = ("while", "if", "conditional_block", "conditional_block_infer", "pylayer")  # operators that run others
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
+_SCRATCH = "__non_persistable"  # in the names of what is not saved with the weights: scratch of an operator, of any content
 
 
 class Words(NamedTuple):
@@ -39,13 +40,14 @@ class _Frame:
     """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge)."""
 
     __slots__ = (
-        "block", "depth", "inputs", "keep", "kids", "matched", "notes", "number", "op", "op_type", "operator", "order", "outputs", "params",
-        "parent", "wanted",
+        "block", "branch", "depth", "inputs", "keep", "kids", "matched", "notes", "number", "op", "op_type", "operator", "order", "outputs",
+        "params", "parent", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: str, op_type: str, parent: _Frame | None, order: int) -> None:
         self.op, self.op_type, self.parent, self.order = op, op_type, parent, order
         self.block = op_type in _BLOCKS
+        self.branch: int | None = None  # which of its blocks runs, where that is known
         self.inputs: dict[str, tuple[int, str]] = {}
         self.params: dict[str, tuple[int, str]] = {}
         self.outputs: dict[str, tuple[int, str]] = {}
@@ -175,8 +177,10 @@ class Watched:
         top = self._stack[-1]
         if top.op != op or top.outputs or name in top.inputs or name in top.params or top.parent is None:
             top = self._enter(op)
-        if top.op_type in _HANDED_ON:
+        if top.op_type in _HANDED_ON or _SCRATCH in name:
             return
+        if top.op_type == "if":
+            _decided(top, tensor)
         if not top.wanted or not self.session.selector.slots("input"):
             if self._is_parameter(name):
                 top.params[name] = (-1, "")
@@ -193,7 +197,7 @@ class Watched:
 
     def wrote(self, op: str, name: str, tensor: Any) -> None:
         """An output of the operator that ran."""
-        if not self._stack:
+        if not self._stack or _SCRATCH in name:
             return
         top = self._stack[-1]
         if (
@@ -357,11 +361,12 @@ class Watched:
         block = frame.parent.operator if frame.parent.parent is not None else None
         if frame.operator is not None or (frame.parent.parent is not None and block is None and not program.named):
             return
-        names = (frame.op, id(block)) if frame.block else (frame.op, id(block), *frame.outputs, "", *frame.inputs)
+        key = (id(block), frame.parent.branch)
+        names = (frame.op, *key) if frame.block else (frame.op, *key, *frame.outputs, "", *frame.inputs)
         found = self._matches.get(names)
         if found is None:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
-            op = program.operator(block, id(block), frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
+            op = program.operator(block, key, frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
             found = self._matches[names] = (op, matched)
         frame.operator, frame.matched = found
@@ -487,6 +492,13 @@ class Watched:
         if found is None:
             found = self._names[name] = self.words.name(name)
         return found
+
+
+def _decided(frame: _Frame, tensor: Any) -> None:
+    """Note which block of an `if` runs, from its condition; where it reads several such tensors, nobody knows which."""
+    seen = look(tensor)
+    if seen.dtype == "bool" and seen.nbytes == 1:
+        frame.branch = int(not tensor.numpy().item()) if frame.branch is None else UNKNOWN
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Look:

@@ -279,6 +279,8 @@ def _pir_block(
         made = op.get("O")
         made = made if isinstance(made, list) else [made] if made else []
         if name == "p":
+            if next(iter(op.get("OA") or ()), 1) == 0:
+                continue  # it is not saved: scratch of an operator, of which nobody knows what is in it
             said = [a for a in op.get("A", ()) if isinstance(a, str)]
             for value in made:
                 found = _pir_value(value, said[0] if said else f"parameter {value['%']}", persistable=True)
