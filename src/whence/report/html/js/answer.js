@@ -31,8 +31,9 @@ function ran() {
     (f) => f.get("command") && el("code", {}, f.get("command")), (f) => f.get("observer effect") && `observer effect: ${f.get("observer effect")}`,
   ];
   const plain = (part, facts) => { const said = part(facts); return said instanceof Node ? said.textContent : said || ""; };
+  const alike = (part, [a, b]) => plain(part, a) === plain(part, b) || [a, b].every((facts) => /^(observer effect: none.*)?$/.test(plain(part, facts)));
   return el("dl", { class: "facts ran", "aria-label": "What was compared" }, DATA.sides.map((side, k) => [el("dt", {}, k ? "target" : "reference"),
-    el("dd", {}, el("code", {}, side.path), parts.map((part) => plain(part, known[k]) && [" \u00b7 ", el("span", { class: plain(part, known[0]) === plain(part, known[1]) ? "" : "differs" }, part(known[k]))]))]));
+    el("dd", {}, el("code", {}, side.path), parts.map((part) => plain(part, known[k]) && [" \u00b7 ", el("span", { class: alike(part, known) ? "" : "differs" }, part(known[k]))]))]));
 }
 
 // Why it is believed: each finding with its evidence, the first one opened.
