@@ -1,6 +1,7 @@
 """The table of allowed arrows between rooms (DESIGN section 2). A new arrow is a decision made here."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
@@ -96,3 +97,9 @@ def test_frameworks_are_imported_only_inside_functions():
             if bad and not (path.name.startswith("torch") or room_of(path) == "replay"):
                 wrong.append(f"{path.relative_to(SRC)}: {bad}")
     assert wrong == []
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest would collect one of them only."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

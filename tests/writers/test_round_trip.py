@@ -48,7 +48,7 @@ def tensors(run):
 
 
 def test_there_are_these_formats():
-    assert api.formats() == tuple(sorted((*FORMATS, "msit_torch")))  # which holds less: test_msit_torch
+    assert api.formats() == tuple(sorted((*FORMATS, "msit_torch")))  # which holds less: test_msit_torch_written
 
 
 def test_calls_come_back_with_their_names_and_order(converted):
@@ -140,7 +140,7 @@ def test_a_run_is_never_replaced_nor_written_into(tmp_path):
     for inside in ("dump", "dump/below", "."):
         with pytest.raises(UsageError, match="lie within each other"):
             whence.convert(tmp_path / "dump", tmp_path / inside, to="npy", force=True)
-    with pytest.raises(UsageError, match="no writer for 'hdf'; there are msprobe, npy"):
+    with pytest.raises(UsageError, match="no writer for 'hdf'; there are msit_torch, msprobe, npy"):
         whence.convert(net(), tmp_path / "x", to="hdf")
 
 
