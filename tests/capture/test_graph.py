@@ -596,6 +596,24 @@ def test_a_backend_of_ones_own_is_captured_and_its_pass_found(tmp_path, way):
     assert (result.status, [(f.name, f.cause) for f in result.findings]) == ("different", [("1.norm", "semantic")])
 
 
+@pytest.mark.slow
+def test_a_graph_that_python_runs_keeps_its_own_gradients(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        BACKEND[: BACKEND.index("with torch.no_grad")]
+        + """
+model(torch.randn(4, 16)).square().sum().backward()
+print([p.grad.sum().item().hex() for p in model.parameters()])
+"""
+    )
+    python = [sys.executable, str(script), "--eager"]
+    command = [sys.executable, "-m", "whence", "run", "--level", "graph", "-o", str(tmp_path / "run"), "--", *python]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == subprocess.run(python, capture_output=True, text=True, check=True).stdout
+    assert any("gradients would come from another graph" in n.text for n in open_run(tmp_path / "run").notes)
+
+
 # ---- refusals
 
 

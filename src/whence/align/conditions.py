@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -27,16 +29,19 @@ _WATCHED = (
 def settings_of(run: Run) -> dict[str, dict[str, Any]]:
     """What the capture noted of every root: mode, dtypes, attention implementation, threads."""
     out: dict[str, dict[str, Any]] = {}
-    for note in run.notes:
-        if note.kind != "settings":
-            continue
-        try:
-            value = msgspec.json.decode(note.text)
-        except msgspec.MsgspecError:
-            continue
-        if isinstance(value, dict):
-            out.setdefault(note.scope, value)
+    for scope, value in told(run, "settings"):
+        out.setdefault(scope, value)
     return out
+
+
+def told(run: Run, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(scope, table) of the notes of a kind that hold a table."""
+    for note in run.notes:
+        if note.kind != kind:
+            continue
+        with contextlib.suppress(msgspec.MsgspecError):
+            if isinstance(value := msgspec.json.decode(note.text), dict):
+                yield note.scope, value
 
 
 def differences(reference: Run, target: Run) -> list[str]:

@@ -217,12 +217,8 @@ class Faces:
         return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
 
     def hands_on(self, call: Call) -> bool:
-        """Did an operator return the elements that it was given, in their order? One without a partner then hides nothing: they are
-        compared where they were made."""
-        records = self.reference.records
-        given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
-        made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
-        return call.kind == "operator" and bool(made) and given.issuperset(made)
+        """Did an operator of the reference return what it was given?"""
+        return align.hands_on(self.reference, call)
 
     def alone(self, call: int) -> list[int]:
         """Calls below this one without a partner, and without one between; of those that were asked for."""

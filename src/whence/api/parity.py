@@ -49,7 +49,7 @@ def parity(
         with capture(model, place / side, **{"force": force, **(options or {})}):
             try:
                 called(model, inputs)
-            except Exception as error:
+            except Exception as error:  # whatever the user's model raises: told which of the two it was, and raised again
                 error.add_note(f"whence: raised by the {side} model, {type(model).__name__}, on the inputs given")
                 raise
     return compare(runs[0], runs[1], output=place / COMPARED, force=force, **how)

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from whence import align, dtypes, judge
 from whence.api.scripts import Waiting
 from whence.api.threads import Threads
@@ -612,19 +610,13 @@ def _is_compiled(call: Call) -> bool:
 def _compiler(run: Run, call: Call) -> dict[str, Any] | None:
     """What the capture noted of how a call, or one around or inside it, was compiled."""
     found: list[tuple[int, dict[str, Any]]] = []
-    for note in run.notes:
-        if note.kind != "compiled":
+    for scope, told in align.told(run, "compiled"):
+        if told.get("root", call.root) != call.root:
             continue
-        try:
-            told = msgspec.json.decode(note.text)
-        except msgspec.MsgspecError:
-            continue
-        if not isinstance(told, dict) or told.get("root", call.root) != call.root:
-            continue
-        around = note.scope in ("", call.scope) or call.scope.startswith(f"{note.scope}.")
-        within = not call.scope or note.scope.startswith(f"{call.scope}.")
+        around = scope in ("", call.scope) or call.scope.startswith(f"{scope}.")
+        within = not call.scope or scope.startswith(f"{call.scope}.")
         if around or within:
-            found.append((-len(note.scope) if around else len(note.scope), told))
+            found.append((-len(scope) if around else len(scope), told))
     return min(found, key=lambda item: item[0])[1] if found else None
 
 

@@ -35,6 +35,14 @@ class Guard:
         return True
 
 
+def put_back(undo: list[tuple[Any, str, Any, Any]]) -> None:
+    """Take off wrappers, the last first. undo: (owner, name, wrapper, what was there); a wrapper that somebody wrapped in turn stays."""
+    while undo:
+        owner, name, wrapper, previous = undo.pop()
+        if getattr(owner, name) is wrapper:
+            setattr(owner, name, previous)
+
+
 def end_capture(session: Session, error: BaseException) -> None:
     """End a capture in which this error was raised by our own code, with the line it comes from."""
     place = error.__traceback__

@@ -19,7 +19,7 @@ import msgspec
 from whence.arrays import host
 from whence.arrays import paddle as tensors
 from whence.capture import paddle_facts
-from whence.capture.guard import Guard, end_capture
+from whence.capture.guard import Guard, end_capture, put_back
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_runs import NO_PROGRAM
 from whence.capture.paddle_tensors import Tensors
@@ -154,10 +154,7 @@ class Listener:
     def remove(self) -> None:
         """Stop listening. Idempotent."""
         self.active = False
-        while self._undo:
-            owner, name, wrapper, previous = self._undo.pop()
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, previous)
+        put_back(self._undo)
         self._known.clear()
         self._roots.clear()
         if self.changes is not None and not self.session.failed:

@@ -20,7 +20,7 @@ import msgspec
 
 from whence.arrays import host
 from whence.capture import paddle_facts
-from whence.capture.guard import Guard, end_capture
+from whence.capture.guard import Guard, end_capture, put_back
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import Program
 from whence.capture.paddle_runs import Root, Watched, Words
@@ -95,10 +95,7 @@ class Listener:
     def remove(self) -> None:
         """Stop listening. Hooks stay with their predictors, as Paddle cannot take them off, and do nothing. Idempotent."""
         self.active = False
-        while self._undo:
-            owner, name, wrapper, previous = self._undo.pop()
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, previous)
+        put_back(self._undo)
         for _, cell in self._watched.values():
             cell.clear()
         self._watched.clear()

@@ -479,7 +479,7 @@ class GraphListener(Listener):
         try:
             with _stock_hooks(graph) if graph.mode == "exact" else contextlib.nullcontext():
                 out = code[graph.mode](inputs)
-        except BaseException as error:
+        except BaseException as error:  # of the program: recorded, and raised again
             del local.executions[depth:]
             self._shut(execution, None, _words(error))
             raise

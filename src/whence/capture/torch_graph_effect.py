@@ -39,7 +39,7 @@ def silently(
             written = [given[i] for i in mutated]
             out = code(list(given))
             return [*tensors_in(flat(out)), *written]
-    except Exception as error:
+    except Exception as error:  # whatever an operator raises where it is run once more
         raise Cannot(f"run beside the program it raised {type(error).__name__}: {error}"[:300]) from error
     finally:
         torch.set_rng_state(state)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from whence.api.dumping import Dump
 
 
 def numbers(name: str, given: Sequence[int | str] | int | str | None) -> frozenset[int] | None:
@@ -18,3 +22,19 @@ def numbers(name: str, given: Sequence[int | str] | int | str | None) -> frozens
             raise UsageError(f"{name}: {item!r} is no number from 0 and no range like '4-6'")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
+
+
+class Stepped:
+    """What every debugger does once its `start` has made the dump."""
+
+    _dump: Dump | None = None
+
+    def stop(self) -> None:
+        """Take nothing until the next `start`."""
+        if self._dump is not None:
+            self._dump.pause()
+
+    def step(self) -> None:
+        """The step ends here."""
+        if self._dump is not None:
+            self._dump.mark()

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.compat._said import once, same_as, without
+from whence.compat._steps import Stepped, numbers
 
 if TYPE_CHECKING:
-    from whence.api.dumping import Dump
+    pass
 
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 
@@ -27,7 +28,7 @@ DEBUG = 0x102
 """X_DEBUG: 0x2 operators with shapes, dtypes and range; 0x100 into files. There is no other kind here."""
 
 
-class PrecisionDebugger:
+class PrecisionDebugger(Stepped):
     """Dumps what the modules of a model are given and make, between `start` and `stop`.
 
     dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None for all; steps count from 0. model: a
@@ -39,7 +40,6 @@ class PrecisionDebugger:
         self, dump_path: str | os.PathLike[str] = "./xray_dump", hook_name: str = "dump", rank: Sequence[int] | int | None = None,
         step: Sequence[int] | int | None = None, model: Any = None, dump_torch_api: bool = False, **others: Any,
     ) -> None:  # fmt: skip
-        from whence.compat._steps import numbers
         from whence.errors import UsageError
 
         if hook_name != "dump":
@@ -51,7 +51,6 @@ class PrecisionDebugger:
         self._options: dict[str, Any] = {"level": "op"} if dump_torch_api else {}
         if ranks is not None:
             self._options["ranks"] = tuple(ranks)
-        self._dump: Dump | None = None
 
     def start(self, model: Any = None) -> None:
         """Take what is called from here on. Called again in one step it does nothing; after calls of the model the next step begins."""
@@ -66,16 +65,6 @@ class PrecisionDebugger:
             )  # fmt: skip
         self._dump.mark()
         self._dump.resume()
-
-    def stop(self) -> None:
-        """Take nothing until the next `start`."""
-        if self._dump is not None:
-            self._dump.pause()
-
-    def step(self) -> None:
-        """The step ends here."""
-        if self._dump is not None:
-            self._dump.mark()
 
     def close(self) -> None:
         """End the dump; it ends with the process else."""

@@ -15,6 +15,7 @@ import msgspec
 
 from whence.align import expressions as ex
 from whence.align.calls.fused import renumbered
+from whence.align.calls.handed import hands_on
 from whence.align.calls.sites import match_roots, selected
 from whence.align.derived import Derived, Making
 from whence.align.labels.elements import Elements, Inner, Inside, Place, Tap
@@ -287,11 +288,6 @@ class _ByModule:
         dims = "" if made == other else str(node)
         self.faced.setdefault(record, (call.id, why, SlotPair("", slot, record, made, dims)))
 
-    def _hands_on(self, call: Call) -> bool:
-        """Did an operator return the elements that it was given? Then there is nothing in it that could be compared."""
-        hashes = [{self.reference.records[r.record].hash for r in call.slots(kind)} for kind in ("input", "output")]
-        return call.kind == "operator" and bool(hashes[1]) and "" not in hashes[1] and hashes[1] <= hashes[0]
-
     def plan(self) -> Plan:
         """Every module of which the target shows what it returned faces that; the others have no partner and are judged through."""
         pairs: list[CallPair] = []
@@ -319,7 +315,7 @@ class _ByModule:
             notes.append(f"{other} tensors of the target's backward graphs are not compared: modules show none; capture the fx run")
         alone = (c for c in selected(self.reference.calls) if c.id not in facing)
         return Plan(
-            tuple(pairs), tuple(c.id for c in alone if not self._hands_on(c)),
+            tuple(pairs), tuple(c.id for c in alone if not hands_on(self.reference, c)),
             tuple(c.id for c in selected(self.target.calls) if c.id not in used and c not in inside), (),
             tuple(notes),
         )  # fmt: skip

@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.compat._said import once, same_as, without
+from whence.compat._steps import Stepped
 from whence.compat.msprobe.pytorch._config import Settings, read
-
-if TYPE_CHECKING:
-    from whence.api.dumping import Dump
 
 __all__ = ["PrecisionDebugger", "save", "seed_all"]
 
 _started: list[PrecisionDebugger] = []
 
 
-class PrecisionDebugger:
+class PrecisionDebugger(Stepped):
     """Dumps modules (level L0), operators (L1) or both (mix) between `start` and `stop`; `step` ends a step.
 
     What is given here goes before what config.json says; without either: statistics of operators, every step. As there is one
@@ -49,7 +47,6 @@ class PrecisionDebugger:
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
         self._settings: Settings = read(config_path, {k: v for k, v in given.items() if v is not None})
         self._model = model
-        self._dump: Dump | None = None
         _started.append(self)
 
     def start(self, model: Any = None, token_range: Sequence[int] | None = None, **others: Any) -> None:
@@ -86,16 +83,6 @@ class PrecisionDebugger:
             )  # fmt: skip
             self._dump.mark()
         self._dump.resume()
-
-    def stop(self) -> None:
-        """Take nothing until the next `start`."""
-        if self._dump is not None:
-            self._dump.pause()
-
-    def step(self) -> None:
-        """The step ends here."""
-        if self._dump is not None:
-            self._dump.mark()
 
     def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
         """See `save`."""
