@@ -8,6 +8,7 @@ way in by address (`statistics_at`, `digest_at`) that makes no array, and the co
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -22,6 +23,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 _CHUNK = 1 << 16
+_VIEWS = 1 << 12  # views of memory that are kept: a program uses the same places again, and a view costs more to make than to find
 _WIDTH: dict[str, tuple[int, int]] = {name: (d.code, d.itemsize) for name, d in dtypes.DTYPES.items()}
 _describe: list[Callable[[int, int, int, int], tuple[Any, ...]]] = []  # holds the compiled pass while `use_kernels` is on
 
@@ -38,19 +40,19 @@ def digest(data: Bytes) -> bytes:
 
 def digest_at(address: int, nbytes: int) -> bytes:
     """xxh3_128 of `nbytes` bytes at an address, which must stay valid for the call. nbytes = 0: the address is not looked at."""
-    if nbytes == 0:
-        return xxhash.xxh3_128_digest(b"")
-    return xxhash.xxh3_128_digest(_view(address, nbytes, _READ))
+    return xxhash.xxh3_128_digest(memory_at(address, nbytes) if nbytes else b"")
 
 
+@functools.lru_cache(maxsize=_VIEWS)
 def memory_at(address: int, nbytes: int) -> memoryview:
     """The `nbytes` > 0 bytes at an address, read-only. To be read only while they are there."""
     return cast(memoryview, _view(address, nbytes, _READ))
 
 
+@functools.lru_cache(maxsize=_VIEWS)
 def bytes_at(address: int, nbytes: int) -> Bytes:
     """The bytes at an address as an array, read-only, without a copy. nbytes = 0: the address is not looked at."""
-    return np.frombuffer(_view(address, nbytes, _READ), np.uint8) if nbytes else np.empty(0, np.uint8)
+    return np.frombuffer(memory_at(address, nbytes), np.uint8) if nbytes else np.empty(0, np.uint8)
 
 
 def use_kernels(on: bool = True) -> None:

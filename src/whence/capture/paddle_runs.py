@@ -6,6 +6,7 @@ the program after its passes.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -36,12 +37,29 @@ class Words(NamedTuple):
     describe: Callable[[str], Any]
 
 
+class _Form(NamedTuple):
+    """What calls have in common of which hooks showed the same names: worked out once, since a program runs many times.
+
+    operands: (hooks' name, the operator that made it where that name may be unknown) of what is no parameter, in order; params, outputs:
+    (slot, hooks' name), an output's slot being "" where it is one of the results that are counted.
+    """
+
+    scope: str
+    layer: str
+    source: str
+    operands: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    arguments: dict[str, Any]
+    notes: tuple[str, ...]
+
+
 class _Frame:
-    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge)."""
+    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge). listed: tensors in the list it makes."""
 
     __slots__ = (
-        "block", "branch", "depth", "inputs", "keep", "kids", "matched", "notes", "number", "op", "op_type", "operator", "order", "outputs",
-        "params", "parent", "wanted",
+        "block", "branch", "depth", "inputs", "keep", "kids", "listed", "matched", "notes", "number", "op", "op_type", "operator", "order",
+        "outputs", "params", "parent", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: str, op_type: str, parent: _Frame | None, order: int) -> None:
@@ -52,7 +70,7 @@ class _Frame:
         self.params: dict[str, tuple[int, str]] = {}
         self.outputs: dict[str, tuple[int, str]] = {}
         self.notes: list[str] = []
-        self.kids = 0
+        self.kids = self.listed = 0
         self.operator: Any = None
         self.matched: Matched | None = None
         self.wanted = self.keep = True
@@ -89,9 +107,12 @@ class Watched:
         self._names: dict[str, str] = {}
         self._types: dict[str, str] = {}
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
-        self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None]] = {}
+        self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None, int]] = {}
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+        self._constant: dict[str, bool] = {}
         self._stack: list[_Frame] = []
         self._folds = False  # has a constant been seen that Paddle folded
+        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
         self._clear()
 
     def _clear(self) -> None:
@@ -101,7 +122,7 @@ class Watched:
         self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
         self._ended: list[_Frame] = []
         self._ran: dict[int, _Frame] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._patched: Counter[str] = Counter()
 
     # ---- a run
@@ -117,7 +138,7 @@ class Watched:
         session.over_budget("", self.root.steps)
         top.keep = session.elements_on
         top.wanted = self._wants("", "", top)
-        if not top.wanted or not session.selector.slots("input"):
+        if not top.wanted or not self._takes_inputs:
             return
         for place, name in enumerate(self.feeds):
             if isinstance(given, (list, tuple)):
@@ -140,7 +161,7 @@ class Watched:
         session, top = self.session, self._stack[0]
         self._finish_above(top)
         self._emit(everything=True)
-        if top.wanted and not error and session.selector.slots("output"):
+        if top.wanted and not error and self._takes_outputs:
             for place, name in enumerate(self.fetches):
                 told = self._named.get(name)
                 if told is not None and told[0] >= 0:
@@ -181,15 +202,16 @@ class Watched:
             return
         if top.op_type == "if":
             _decided(top, tensor)
-        if not top.wanted or not self.session.selector.slots("input"):
+        if not top.wanted or not self._takes_inputs:
             if self._is_parameter(name):
                 top.params[name] = (-1, "")
             elif name not in top.inputs:
                 top.inputs[name] = (-1, "")
             return
         if self._is_parameter(name):
+            held = self.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
-            top.params[name] = self.tensors.parameter(
+            top.params[name] = held or self.tensors.parameter(
                 tensor, name, scope=top.op_type, slot=f"param.{self._plain(name)}", op_type=top.op_type
             )  # fmt: skip
             return
@@ -226,7 +248,7 @@ class Watched:
             return
         if top.wanted and not self.session.takes_all and self._key(top) not in self._scopes and not top.outputs:
             top.wanted = self._wants(plain, "", top) or (self.program is not None and bool(self.session.options.include))
-        if not top.wanted or not self.session.selector.slots("output"):
+        if not top.wanted or not self._takes_outputs:
             top.outputs[name] = (-1, "")
             self._named[name] = (-1, b"")
             self._there.pop(name, None)
@@ -290,8 +312,14 @@ class Watched:
         return known, edge
 
     def _is_parameter(self, name: str) -> bool:
-        if name in self._named or name in self.feeds:
+        if name in self._named:
             return False
+        found = self._constant.get(name)
+        if found is None:
+            found = self._constant[name] = name not in self.feeds and self._is_constant(name)
+        return found
+
+    def _is_constant(self, name: str) -> bool:
         if self.program is not None and name in self.program.parameters:
             return True
         if name.startswith(FOLDED):
@@ -368,8 +396,8 @@ class Watched:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
             op = program.operator(block, key, frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
-            found = self._matches[names] = (op, matched)
-        frame.operator, frame.matched = found
+            found = self._matches[names] = (op, matched, program.listed(op) if op is not None else 0)
+        frame.operator, frame.matched, frame.listed = found
         if frame.operator is not None:
             self._ran[id(frame.operator)] = frame
         elif not frame.block:
@@ -391,50 +419,37 @@ class Watched:
     def _emit(self, *, everything: bool = False) -> None:
         ready = 0
         for frame in self._ended:
-            if not everything and (not frame.outputs or len(frame.outputs) < self._expected(frame)):
+            if not everything and (not frame.outputs or len(frame.outputs) < frame.listed):
                 break
             self._call(frame)
             ready += 1
         del self._ended[:ready]
 
-    def _expected(self, frame: _Frame) -> int:
-        return self.program.listed(frame.operator) if self.program is not None and frame.operator is not None else 0
-
     def _call(self, frame: _Frame) -> None:
         session = self.session
-        outputs = list(frame.outputs)
-        if len(outputs) > 1:
-            outputs.sort(key=lambda name: (name in frame.params, name in self.fetches, natural(name)))
-        names = [self._plain(name) for name in outputs]
-        scope = names[0] if names else frame.op_type
-        layer = str(getattr(frame.operator, "scope", "") or "")
+        key = (frame.op, id(frame.operator), id(frame.matched), *frame.inputs, "", *frame.outputs, "", *frame.params)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._form(frame)
+        scope = form.scope
         if not session.takes_all:
-            self._scopes.setdefault(self._key(frame), (scope, layer))
+            self._scopes.setdefault(self._key(frame), (scope, form.layer))
             if frame.wanted:
-                frame.wanted = self._wants(scope, layer, frame)
+                frame.wanted = self._wants(scope, form.layer, frame)
                 if frame.wanted:
                     self._take_later(frame)
-        refs: list[Ref] = []
-        if frame.wanted:
-            refs = self._inputs(frame)
-            place = 0
-            for name in outputs:
-                if name in frame.params:
-                    refs.append(Ref(f"mutated.{self._plain(name)}", *frame.outputs[name]))
-                elif frame.outputs[name][0] >= 0:
-                    refs.append(Ref(f"output.{place}", *frame.outputs[name]))
-                    place += 1
-        op = frame.operator
-        notes = [*frame.notes, *(f"writes {name}" for name in names[1:])] if frame.wanted else ["not selected"]
+        count = self._counts.get(scope, 0)
+        self._counts[scope] = count + 1
+        notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
         session.call(
             Call(
-                frame.order, scope, self.root.name, self.root.steps, frame.order, rank=session.rank, occurrence=self._counts[scope],
-                kind="operator", op_type=frame.op_type, source=(op.source or op.scope) if op is not None else "",
-                parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=not frame.kids, refs=tuple(refs),
-                arguments=dict(op.attributes) if op is not None else {}, no_program=NO_PROGRAM, notes=tuple(notes),
+                frame.order, scope, self.root.name, self.root.steps, frame.order, rank=session.rank, occurrence=count,
+                kind="operator", op_type=frame.op_type, source=form.source,
+                parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=not frame.kids,
+                refs=tuple(self._refs(frame, form)) if frame.wanted else (), arguments=form.arguments, no_program=NO_PROGRAM,
+                notes=notes if frame.wanted else ("not selected",),
             )
         )  # fmt: skip
-        self._counts[scope] += 1
 
     def _take_later(self, frame: _Frame) -> None:
         for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
@@ -450,48 +465,77 @@ class Watched:
                     told = self._named[name] = (number, digest)
                 frame.inputs[name] = (told[0], "")
 
-    def _inputs(self, frame: _Frame) -> list[Ref]:
-        """Inputs in the order of the program, where that is known, and parameters by name."""
+    def _refs(self, frame: _Frame, form: _Form) -> list[Ref]:
+        """What was read, parameters and results, each in its slot; what was not taken has none."""
         refs: list[Ref] = []
-        left = {name: seen for name, seen in frame.inputs.items() if seen[0] >= 0}
         place = 0
-        if frame.matched is not None:
-            makers = dict(frame.matched.makers) if frame.matched.makers else {}
-            for k, name in enumerate(frame.matched.inputs):
-                seen = frame.inputs.get(name) if name else None
-                if seen is None and name in self._named:
-                    seen = (self._named[name][0], "content")
-                if seen is None and makers and (maker := self._ran.get(id(makers.get(k)))) is not None and len(maker.outputs) == 1:
-                    seen = (next(iter(maker.outputs.values()))[0], "content")
-                if seen is not None and seen[0] >= 0:
-                    refs.append(Ref(f"input.{place}", *seen))
-                    left.pop(name, None)
-                    place += 1
-        for name in sorted(left, key=natural) if len(left) > 1 else left:
-            refs.append(Ref(f"input.{place}", *left[name]))
-            place += 1
-        params = list(frame.params)
-        if not params:
-            return refs
+        inputs, outputs = frame.inputs, frame.outputs
+        for name, maker in form.operands:
+            seen = inputs.get(name) or self._made_before(name, maker)
+            if seen is not None and seen[0] >= 0:
+                refs.append(Ref(_input(place), *seen))
+                place += 1
+        for slot, name in form.params:
+            seen = frame.params[name]
+            if seen[0] >= 0:
+                refs.append(Ref(slot, *seen))
+        place = 0
+        for slot, name in form.outputs:
+            seen = outputs[name]
+            if slot:
+                refs.append(Ref(slot, *seen))
+            elif seen[0] >= 0:
+                refs.append(Ref(_output(place), *seen))
+                place += 1
+        return refs
+
+    def _made_before(self, name: str, maker: Any) -> tuple[int, str] | None:
+        """An operand that no hook showed of this call."""
+        if name in self._named:
+            return self._named[name][0], "content"
+        made = self._ran.get(id(maker)) if maker is not None else None
+        return (next(iter(made.outputs.values()))[0], "content") if made is not None and len(made.outputs) == 1 else None
+
+    def _form(self, frame: _Frame) -> _Form:
+        """Operands in the order of the program, where that is known, and parameters by name."""
+        op, matched = frame.operator, frame.matched
+        makers = dict(matched.makers) if matched is not None else {}
+        operands = [(name, makers.get(k)) for k, name in enumerate(matched.inputs)] if matched is not None else []
+        placed = {name for name, _ in operands}
+        operands += [(name, None) for name in sorted((n for n in frame.inputs if n not in placed), key=natural)]
+        outputs = sorted(frame.outputs, key=lambda name: (name in frame.params, name in self.fetches, natural(name)))
+        names = [self._plain(name) for name in outputs]
+        ordered = [v.name for _, v in op.inputs] if op is not None else []
         taken: Counter[str] = Counter()
-        if len(params) > 1:
-            ordered = [v.name for _, v in frame.operator.inputs] if frame.operator is not None else []
-            params.sort(key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n))
-        for name in params:
-            record, edge = frame.params[name]
+        params = []
+        for name in sorted(frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)):
             plain = self._plain(name)
             if frame.block and plain != name:
                 continue  # constants have no name that lasts; they stand where they are read inside
-            if record >= 0:
-                refs.append(Ref(f"param.{plain}{taken[plain] or ''}", record, edge))
+            params.append((f"param.{plain}{taken[plain] or ''}", name))
             taken[plain] += 1
-        return refs
+        return _Form(
+            names[0] if names else frame.op_type, str(getattr(op, "scope", "") or ""), (op.source or op.scope) if op is not None else "",
+            tuple(operands), tuple(params),
+            tuple((f"mutated.{plain}" if name in frame.params else "", name) for name, plain in zip(outputs, names)),
+            dict(op.attributes) if op is not None else {}, tuple(f"writes {name}" for name in names[1:]),
+        )  # fmt: skip
 
     def _plain(self, name: str) -> str:
         found = self._names.get(name)
         if found is None:
             found = self._names[name] = self.words.name(name)
         return found
+
+
+@functools.cache
+def _input(place: int) -> str:
+    return f"input.{place}"
+
+
+@functools.cache
+def _output(place: int) -> str:
+    return f"output.{place}"
 
 
 def _decided(frame: _Frame, tensor: Any) -> None:

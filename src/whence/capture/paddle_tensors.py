@@ -5,7 +5,7 @@ Buffers are used again at once and have no version, so address and form only say
 
 from __future__ import annotations
 
-import ctypes
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from whence.records import External
 FindExternal = Callable[[str, bytes, str, int], External | None]
 """(name, digest, dtype, bytes) of a parameter -> where it lies in the user's file of weights, None when nowhere."""
 
-_read = ctypes.string_at
 _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
+_SPOT = 64  # bytes
 
 
 class Seen:
@@ -33,12 +33,15 @@ class Seen:
 
 
 class Held(NamedTuple):
-    """A parameter as it was last hashed: where, a sample of its bytes, its record."""
+    """A parameter as it was last hashed: where it lies, some of its bytes in memory and as they were then, its record and edge.
+
+    spots: to be read only while the parameter is at `address`; None when it has no bytes or they do not lie in host memory.
+    """
 
     address: int
-    nbytes: int
+    spots: np.ndarray[Any, np.dtype[np.uint8]] | None
     probe: bytes
-    record: int
+    seen: tuple[int, str]
 
 
 class Look(NamedTuple):
@@ -62,9 +65,7 @@ def look(tensor: Any) -> Look:
     why = "" if name and tensor._is_initialized() and tensor.is_dense() else paddle.unreadable(tensor)
     if why:
         return Look(name or str(tensor.dtype), shape, 0, 0, None, why)
-    nbytes: int = dtypes.DTYPES[name].itemsize
-    for extent in shape:
-        nbytes *= extent
+    nbytes = dtypes.DTYPES[name].itemsize * math.prod(shape)
     place = paddle.address(tensor) if nbytes else 0
     return Look(name, shape, place, nbytes, None if place or not nbytes else paddle.canonical(tensor))
 
@@ -135,11 +136,18 @@ class Tensors:
         self.remember(seen, digest, number, order)
         return number, ""
 
+    def unchanged(self, tensor: Any, name: str) -> tuple[int, str] | None:
+        """(record, edge) of a parameter that lies where it was hashed and of which a sample of bytes is what it was, else None."""
+        held = self._held.get(name)
+        if held is None or not tensor._is_initialized() or tensor.data_ptr() != held.address:
+            return None
+        return held.seen if held.spots is None or held.spots.tobytes() == held.probe else None
+
     def parameter(self, tensor: Any, name: str, *, scope: str, slot: str, op_type: str, sure: bool = False) -> tuple[int, str]:
         """(record, edge) of a parameter, hashed once and again when a sample of its bytes has changed. sure: hash it in any case."""
-        held = self._held.get(name)
-        if held is not None and not sure and tensor._is_initialized() and _same(held, tensor):
-            return held.record, "content"
+        unchanged = None if sure else self.unchanged(tensor, name)
+        if unchanged is not None:
+            return unchanged
         seen = look(tensor)
         if seen.why:
             return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
@@ -154,17 +162,13 @@ class Tensors:
             known = self.record(tensor, seen, digest, scope=scope, slot=slot, op_type=op_type, external=external)
         self._digests[name] = (digest, known)
         place = int(tensor.data_ptr()) if seen.nbytes else 0
-        self._held[name] = Held(place, seen.nbytes, _sample(place, seen.nbytes) if seen.place else b"", known)
+        spots = _spots(place, seen.nbytes) if seen.place else None
+        self._held[name] = Held(place, spots, b"" if spots is None else spots.tobytes(), (known, "content"))
         return known, edge
 
 
-def _same(held: Held, tensor: Any) -> bool:
-    place = int(tensor.data_ptr())
-    return place == held.address and (not held.probe or _sample(place, held.nbytes) == held.probe)
-
-
-def _sample(place: int, nbytes: int) -> bytes:
-    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
-    if nbytes <= 192:
-        return _read(place, nbytes) if nbytes else b""
-    return _read(place, 64) + _read(place + nbytes // 2 - 32, 64) + _read(place + nbytes - 64, 64)
+def _spots(place: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A few of the bytes of a parameter, where they lie: what an update of all its elements cannot miss."""
+    if nbytes <= 3 * _SPOT:
+        return host.bytes_at(place, nbytes)
+    return np.ndarray((3, _SPOT), np.uint8, host.memory_at(place, nbytes), strides=((nbytes - _SPOT) // 2, 1))

@@ -8,6 +8,7 @@ tensors (64-byte alignment, or bytes whose record was interrupted) is named as a
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import stat
@@ -49,6 +50,13 @@ def tensor_name(record: int, *, increment: bool = False) -> str:
     return f"record.{record}.increment" if increment else f"record.{record}"
 
 
+@functools.lru_cache(maxsize=1 << 10)
+def _form(dtype: str, shape: tuple[int, ...]) -> str:
+    """An entry of a header up to its offsets."""
+    code, stored = stored_as(dtype, shape)
+    return f'{{"dtype":"{code}","shape":{list(stored)},"data_offsets":'
+
+
 class Header:
     """The JSON header of a shard as it grows. Gaps between tensors are named as padding."""
 
@@ -61,8 +69,7 @@ class Header:
         """Name the tensor at data offset `start` (not before the end of the last one)."""
         self.pad(start)
         self.end = end = start + nbytes
-        code, stored = stored_as(dtype, shape)
-        self._append(f'"{name}":{{"dtype":"{code}","shape":{list(stored)},"data_offsets":[{start},{end}]}}')
+        self._append(f'"{name}":{_form(dtype, shape)}[{start},{end}]}}')
 
     def pad(self, end: int) -> None:
         """Name what lies between the last tensor and `end`."""
