@@ -495,7 +495,8 @@ class Origin(msgspec.Struct, frozen=True):
 
     among: operators before it whose output was not compared, any of which may be the one. attributes: of the operator;
     target_attributes: those that are others in the target. labels: what its kernel logged. missing: what it read and was not
-    captured, with what to do. outcome: "target wrong", "reference wrong", "both within bound: ..", "inputs insufficient: ..", "equal".
+    captured, with what to do. outcome: "target wrong", "reference wrong", "both within bound: ..", "not asked: ..", "inputs
+    insufficient: ..", "equal".
     sentence: of its verdict.
     """
 

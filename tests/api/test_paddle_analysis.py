@@ -43,6 +43,8 @@ def folder(tmp_path_factory):
     ):
         (here / f"model_{name}.json").write_text(program)
         (here / f"model_{name}.pdiparams").write_bytes(held)
+    (here / "lstm_fault.json").write_bytes((here / "lstm.json").read_bytes())
+    (here / "lstm_fault.pdiparams").write_bytes((here / "lstm.pdiparams").read_bytes()[:-4] + np.float32(1.5).tobytes())
     data = (here / "legacy.pdmodel").read_bytes()
     half = np.float32(1.5).tobytes()
     assert data.count(half) == 1
@@ -59,7 +61,7 @@ def folder(tmp_path_factory):
         ("legacy_attribute", "legacy_fault", LEGACY), ("legacy_onednn", "legacy", {"enable_new_ir": [False]}),
         ("loop", "loop", PLAIN), ("loop_onednn", "loop", {}), ("loop_attribute", "loop_fault", PLAIN),
         ("image", "image", PLAIN), ("image_onednn", "image", {}), ("image_attribute", "image_fault", PLAIN),
-        ("lstm", "lstm", PLAIN), ("lstm_again", "lstm", PLAIN),
+        ("lstm", "lstm", PLAIN), ("lstm_again", "lstm", PLAIN), ("lstm_onednn", "lstm", {}), ("lstm_weight", "lstm_fault", PLAIN),
         ("several", "model+image", PLAIN), ("several_attribute", "model+image_fault", PLAIN), ("several_onednn", "model+image", {}),
     ]  # fmt: skip
     script = here / "run.py"
@@ -127,7 +129,7 @@ def test_a_weight_is_named(folder):
     ("one", "two"),
     [
         ("ref", "onednn"), ("onednn", "ref"), ("legacy", "legacy_onednn"), ("loop", "loop_onednn"), ("loop_onednn", "loop"),
-        ("image", "image_onednn"), ("image_onednn", "image"),
+        ("image", "image_onednn"), ("image_onednn", "image"), ("lstm", "lstm_onednn"), ("lstm_onednn", "lstm"),
     ],
 )  # fmt: skip
 def test_passes_and_onednn_are_noise(folder, one, two):
@@ -191,6 +193,18 @@ def test_scratch_of_an_operator_that_nobody_saved_is_no_weight(folder):
     assert (result.status, set(result.counts), result.unmatched) == ("same", {"identical"}, 0)
     names = {c.scope for c in whence.open_run(str(folder / "lstm.pdiparams")).calls}
     assert "lstm_cell_0" in names  # as many tensors as the program has parameters, so they have names
+
+
+def test_a_weight_that_an_operator_is_given_in_a_list_is_named(folder):
+    result = compared(folder, "lstm", "lstm_weight")
+    assert result.programs == ("exactly one weight differs: its weight lstm_cell_0.w_1 is another one, by hash (LSTM.rnn_0)",)
+    (finding,) = result.findings
+    assert (finding.op_type, finding.cause) == ("rnn", "parameter")
+    assert "lstm_cell_0.w_1 1 of 196 elements differ, in row 27" in finding.sentence
+    call = next(c for c in whence.open_run(str(folder / "runs" / "lstm")).calls if c.op_type == "rnn")
+    assert [r.slot for r in call.slots("param")] == [f"param.lstm_cell_0.{name}" for name in ("w_0", "w_1", "b_0", "b_1")]
+    assert len(call.slots("input")) == 2  # what it reads, and the states it begins with
+    assert result.coverage.replayed == result.coverage.calls
 
 
 def test_a_fault_behind_passes_is_named(folder):

@@ -120,6 +120,7 @@ def results(x, y, image, ids, flags, held):
     yield F.dropout(x, 0.3, training=False)
     yield F.dropout(x, 0.3, training=False, mode="downscale_in_infer")
     yield x.transpose([2, 0, 1])
+    yield from (layer(x)[0] for layer in held["recurrent"])
 
 
 def write(folder):
@@ -137,6 +138,12 @@ def write(folder):
                 made.set_value((random.random(shape) + 0.2).astype("float32"))
                 self.held[name] = made
                 self.add_parameter(f"held_{number}", made)
+            nn = paddle.nn
+            self.recurrent = nn.LayerList([
+                nn.LSTM(8, 5, num_layers=2), nn.LSTM(8, 3, direction="bidirect", num_layers=2), nn.GRU(8, 5, direction="bidirect"),
+                nn.GRU(8, 4, num_layers=2, time_major=True), nn.SimpleRNN(8, 5), nn.SimpleRNN(8, 5, activation="relu", num_layers=2),
+            ])  # fmt: skip
+            self.held["recurrent"] = self.recurrent
 
         def forward(self, x, y, image, ids, flags):
             return [paddle.assign(one) for one in results(x, y, image, ids, flags, self.held)]

@@ -7,10 +7,13 @@ reproduces what the run holds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from whence.capture.paddle_programs import DRAWS
 from whence.errors import ReplayRefused
 from whence.readers import TAKES, Opened
 from whence.records import Call, Over, Program, Ref, Run
@@ -25,7 +28,7 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
     written: the program that ran. found: calls of the run -> calls of the program.
     """
     makers = {ref.record: (call.id, i) for call in written.calls if call.leaf for i, ref in enumerate(call.slots("output"))}
-    names = _names(written)
+    names, twins = _names(written), _twins(written, makers)
     programs: dict[str, Program] = dict(run.programs)
     changed: dict[int, Call] = {}
     steps: defaultdict[tuple[int, str, int, int], list[Call]] = defaultdict(list)
@@ -33,6 +36,7 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
         steps[call.rank, call.root, call.step, call.micro].append(call)
     for calls in steps.values():
         made: dict[_Maker, int] = {}
+        computed: dict[_Maker, int] = {}
         unseen: dict[int, Call] = {}
         for call in calls:
             operator = written.calls[found[call.id]]
@@ -45,7 +49,7 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
                 unseen[operator.id] = call
             if not call.program and operator.leaf:
                 try:
-                    one = _program(run, call, written, operator, makers, made, names)
+                    one = _program(run, call, written, operator, partial(_seen, makers, twins, made, computed), names)
                     programs[one.id] = one
                     # A number of the program that a hook shows as a tensor is an attribute.
                     refs = tuple(r for r in call.refs if not r.slot.startswith("param.constant_folding@") or r.slot in one.params)
@@ -57,9 +61,34 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
             at = _which(call, operator, written, names) if len(left) == 1 else None
             for i, ref in zip(slots if at is None else [at], left):
                 made[operator.id, i] = ref.record
+                computed.setdefault(twins.get((operator.id, i), (operator.id, i)), ref.record)
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.programs = programs
     return Opened(out, run.reader) if isinstance(run, Opened) else out
+
+
+def _seen(
+    makers: Mapping[int, _Maker], twins: Mapping[_Maker, _Maker], made: Mapping[_Maker, int], computed: Mapping[_Maker, int], variable: int
+) -> int | None:  # fmt: skip
+    """The record that a variable of the program is; made: by maker; computed: by the first of those that compute the same."""
+    maker = makers.get(variable)
+    return made.get(maker, computed.get(twins[maker])) if maker is not None else None
+
+
+def _twins(written: Run, makers: Mapping[int, _Maker]) -> dict[_Maker, _Maker]:
+    """For each result of a program the first that is the same of the same operands: Paddle computes it once."""
+    twins: dict[_Maker, _Maker] = {}
+    first: dict[tuple[Any, ...], int] = {}
+    for call in written.calls:
+        if not call.leaf:
+            continue
+        reads = [(r.slot, r.record) for kind in ("input", "param") for r in call.slots(kind)]
+        told = tuple((slot, twins.get(makers[v]) if v in makers else v) for slot, v in reads)
+        outputs = len(call.slots("output"))
+        key = (call.op_type, msgspec.json.encode(call.arguments, order="sorted"), told, outputs)
+        found = call.id if call.op_type in DRAWS else first.setdefault(key, call.id)
+        twins.update(((call.id, i), (found, i)) for i in range(outputs))
+    return twins
 
 
 def _names(written: Run) -> dict[int, str]:
@@ -80,18 +109,15 @@ def _which(call: Call, operator: Call, written: Run, names: Mapping[int, str]) -
     return next((i for i, ref in enumerate(outputs) if names.get(ref.record) == call.scope), 0)
 
 
-def _program(
-    run: Run, call: Call, written: Run, operator: Call, makers: Mapping[int, _Maker], made: Mapping[_Maker, int], names: Mapping[int, str]
-) -> Program:  # fmt: skip
-    """The program of one call. Raises ReplayRefused with the reason."""
+def _program(run: Run, call: Call, written: Run, operator: Call, seen: Callable[[int], int | None], names: Mapping[int, str]) -> Program:
+    """The program of one call. seen: a variable -> its record of this step. Raises ReplayRefused with the reason."""
     reads = {r.slot: r.record for kind in ("input", "param") for r in call.slots(kind)}
     operands: dict[str, Operand] = {}
     inputs = operator.slots("input")
     in_order = [slot for slot in reads if slot.startswith("input.")]
     numbered = all(slot[6:].isdigit() for slot in in_order) and len(in_order) == len(inputs)
     for place, ref in enumerate(inputs):
-        maker = makers.get(ref.record)
-        record = made.get(maker) if maker is not None else None
+        record = seen(ref.record)
         slot = next((s for s, r in reads.items() if r == record), "") if record is not None else ""
         slot = slot or next((s for s in (f"input.{names.get(ref.record, '')}",) if s in reads), "")
         if not slot and numbered:

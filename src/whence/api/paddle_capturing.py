@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from whence.readers.parts.paddle_names import plain_name, plain_type
 if TYPE_CHECKING:
     from whence.capture.options import CaptureOptions
     from whence.capture.paddle_patch import Changes
+    from whence.capture.paddle_tensors import Weight
     from whence.capture.session import Session
     from whence.records import External
 
@@ -65,7 +66,7 @@ def listener(session: Session, model: Any, folder: str) -> Both:
     changes = _changes(session)
     found: list[Any] = []
     if model is None or hasattr(model, "register_output_hook"):
-        words = Words(plain_name, plain_type, lambda file: paddle_program.described(Place(Path(file))))
+        words = Words(plain_name, plain_type, lambda file: paddle_program.described(Place(Path(file))), _of_file)
         found.append(
             paddle_predictor.Listener(session, model, words=words, folder=folder, weights=_weights, changes=changes)
         )  # fmt: skip
@@ -81,6 +82,21 @@ def _changes(session: Session) -> Changes | None:
     from whence.capture.paddle_patch import Changes
 
     return Changes(session, store.open_run(session.options.patch_from), session.options.patch)
+
+
+def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:
+    """Parameters of a program by name, from its file of weights; without those that are not in there."""
+    import numpy as np
+
+    place, file = Place(Path(program)), Place(Path(weights))
+    parameters = paddle_program.described(place).parameters
+    data = np.memmap(file.path, np.uint8, "r")
+    places = paddle_params.places(file, place)
+    return {
+        name: (dtype, parameters[name].shape, np.array(data[start : start + nbytes]))
+        for name, (dtype, start, nbytes) in places.items()
+        if name in names
+    }
 
 
 def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], External | None]:

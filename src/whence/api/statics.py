@@ -157,7 +157,9 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
     if all(d.kind in ("attributes", "weights") for d in faced.differences):
         return reference, target
     partner = {b: a for a, b in faced.pairs}
-    ours, theirs = (_executions(run, _ran(run, program, root)) for run, program in zip((reference, target), given))
+    places = [_ran(run, program, root) for run, program in zip((reference, target), given)]
+    ours, theirs = (_executions(run, ran) for run, ran in zip((reference, target), places))
+    put_in = [_put_in(run, ran, root) for run, ran in zip((reference, target), places)]
     names = {call.scope for call in ours.values()}
     numbered = any(_NUMBERED.fullmatch(name) for name in names)
     left: dict[int, Call] = {}
@@ -181,12 +183,27 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
         met_a = {a for a, _ in faced.pairs}
         made = {c.id for c in operators(given[0]) if c.id not in met_a and not c.slots("input") and not c.slots("param") and c.leaf}
         gone |= {call.id for (_, operator, _), call in ours.items() if operator in made}
+        constants = [[c for c in calls if not c.slots("input") and not c.slots("param")] for calls in put_in]
+        gone |= {call.id for call in constants[0] if call.op_type not in {other.op_type for other in constants[1]}}
     out = [_changed(reference, left), _changed(target, right)]
+    left_out = [{c.id for c in calls if _hands_on(c)} for calls in put_in]
+    left_out[faced.turned] |= gone
+    out = [_without(run, ids) for run, ids in zip(out, left_out)]
     if gone:
-        out[faced.turned] = _without(out[faced.turned], gone)
         said = f"{len(gone)} calls of operators that passes fused in the other run are compared by what they end in"
         out[faced.turned].notes = [*out[faced.turned].notes, Note("inside-not-seen", said)]  # type: ignore[misc]
     return out[0], out[1]
+
+
+def _put_in(run: Run, ran: Mapping[int, int], root: str) -> list[Call]:
+    """Calls that the program does not have: constants and changes of layout that Paddle puts in when it lowers it."""
+    return [c for c in operators(run) if c.root == root and c.leaf and c.id not in ran and c.op_type not in DRAWS]
+
+
+def _hands_on(call: Call) -> bool:
+    """Does this call return what it was given, bit by bit, and nothing else? Then there is nothing to hold against anything."""
+    given = {ref.record for kind in ("input", "param") for ref in call.slots(kind)}
+    return len(given) == 1 and given == {ref.record for ref in call.slots("output")}
 
 
 def _without(run: Run, gone: Set[int]) -> Run:

@@ -202,6 +202,8 @@ class Tracer:
 def _outcome(verdict: Verdict | None, call: Call, differs: bool) -> str:
     """What replay says of the operator: who is wrong, or why that is not known."""
     if verdict is None or verdict.evidence != "replay":
+        if verdict is not None and verdict.verdict == "param-diff" and call.program:
+            return "not asked: its parameters differ"
         why = call.no_program if not call.program else ""
         return f"inputs insufficient{f': {why}' if why else ''}" if differs else "equal"
     if verdict.verdict in GUILTY or verdict.verdict == "param-diff":

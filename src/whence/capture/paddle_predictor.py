@@ -24,7 +24,7 @@ from whence.capture.guard import Guard, end_capture, put_back
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import Program
 from whence.capture.paddle_runs import Root, Watched, Words
-from whence.capture.paddle_tensors import FindExternal
+from whence.capture.paddle_tensors import FindExternal, Weight
 from whence.capture.session import Session
 from whence.errors import WhenceError
 
@@ -133,7 +133,7 @@ class Listener:
             found = self._watched.get(id(predictor))
             above = found[1][0] if found is not None and found[1] else None
             if above is not None:
-                self._adopt(made, above.facts, above.files, program=above.saved_program)
+                self._adopt(made, above.facts, above.files, program=above.saved_program, unshown=above.unshown)
                 _tidy(above.folder)
         return made
 
@@ -185,11 +185,11 @@ class Listener:
 
     def _adopt(
         self, predictor: Any, facts: dict[str, Any] | None, files: tuple[str, str] | None, *, folder: str = "", saved: str = "",
-        program: str = "",
+        program: str = "", unshown: dict[str, Weight] | None = None,
     ) -> Watched | None:  # fmt: skip
         """Hook a predictor.
 
-        folder: where its program was saved for us; saved: where the user had it saved; program: of the one it was cloned from.
+        folder: where its program was saved for us; saved: where the user had it saved; program, unshown: of the one it was cloned from.
         """
         if not self._begun:
             self._begun = True
@@ -198,7 +198,9 @@ class Listener:
                 return None
         files = files or ("", "")
         root = self._root(files[0])
-        program = program or self._kept(folder, saved, files[0], facts or {})
+        weights = ""
+        if not program:
+            program, weights = self._kept(folder, saved, files, facts or {})
         described = None
         if program:
             try:
@@ -206,7 +208,9 @@ class Listener:
             except Exception as error:  # noqa: BLE001 - a program that cannot be read costs order and attributes, not the capture
                 self.session.note("program", f"{os.path.basename(program)} cannot be read: {type(error).__name__}: {error}", root.name)  # noqa: PTH119
         find = self._weights(*files) if self._weights is not None and files[1] else None
-        watched = Watched(self.session, self.words, predictor, root, described, find, self.changes)
+        unshown = self._unshown(described, program, weights) if described is not None and unshown is None else unshown
+        _tidy(folder)
+        watched = Watched(self.session, self.words, predictor, root, described, find, self.changes, unshown)
         watched.facts, watched.files, watched.folder, watched.saved_program = facts or {}, files, folder, program
         self._settings(watched)
         cell = [watched]
@@ -277,29 +281,37 @@ class Listener:
         self._cached.pop(config, None)
         return str(folder)
 
-    def _kept(self, folder: str, saved: str, file: str, facts: dict[str, Any]) -> str:
-        """The file of the program that runs, "" when there is none.
+    def _unshown(self, described: Program, program: str, weights: str) -> dict[str, Weight]:
+        """Parameters that operators are given in lists, from the weights that were saved with the program."""
+        names = described.held_by_any() if weights else set()
+        try:
+            return self.words.weights(program, weights, names) if names else {}
+        except (WhenceError, OSError, ValueError) as error:
+            self.session.note("program", f"weights that operators are given in lists are not known: {error}")
+            return {}
+
+    def _kept(self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]) -> tuple[str, str]:
+        """The file of the program that runs and that of its weights, "" for what there is none of.
 
         Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none without parameters.
         """
+        file, weights = files
         for where in filter(None, (folder, saved)):
             for name in ("_optimized.json", "_optimized.pdmodel"):
                 found = Path(where) / name
                 if found.is_file():
+                    beside = str(found.with_suffix(".pdiparams"))
                     if where != folder:
-                        return str(found)
+                        return str(found), beside
                     kept = found.with_name("program" + found.suffix)
                     found.replace(kept)
-                    _tidy(folder)
-                    return str(kept)
-        if folder:
-            _tidy(folder)
-            # Constants are folded in PIR whatever was asked.
-            if file and Path(file).is_file() and not facts.get("ir_optim", True) and not facts.get("pir", True):
-                kept = Path(folder) / f"program{Path(file).suffix}"
-                shutil.copyfile(file, kept)
-                return str(kept)
-        return ""
+                    return str(kept), beside
+        # Constants are folded in PIR whatever was asked.
+        if folder and file and Path(file).is_file() and not facts.get("ir_optim", True) and not facts.get("pir", True):
+            kept = Path(folder) / f"program{Path(file).suffix}"
+            shutil.copyfile(file, kept)
+            return str(kept), weights
+        return "", ""
 
     # ---- never into the program
 

@@ -126,7 +126,7 @@ class Program:
             if not known <= given or (passed and not known):
                 passed = True
                 continue
-            if wanted is None or {v.name for _, v in op.inputs if v.persistable} == wanted:
+            if wanted is None or {v.name for slot, v in op.inputs if v.persistable and "." not in slot} == wanted:
                 self._places[key] = place + 1
                 self._ran.add(id(op))
                 return op
@@ -153,6 +153,14 @@ class Program:
         """How many tensors are in the list that an operator makes, 0 when it makes none."""
         return sum("." in slot for slot, _ in op.outputs) if not self._legacy else 0
 
+    def held(self, op: Any) -> tuple[str, ...]:
+        """Parameters that an operator is given in lists, which no hook shows: the weights of an LSTM."""
+        return tuple(v.name for slot, v in op.inputs if v.persistable and "." in slot) if not self._legacy else ()
+
+    def held_by_any(self) -> set[str]:
+        """Parameters that any operator is given in lists."""
+        return {name for op in _walk(self._described.operators) for name in self.held(op)}
+
     def writes(self, name: str) -> bool:
         """Is this the name of something an operator writes?"""
         return name in self._writers
@@ -169,6 +177,8 @@ class Program:
             self._names[unnamed[0]] = rest[0]
         placed = tuple(name if (name := self._names.get(operand, operand if self._legacy else "")) or operand.startswith("%") else operand
                        for operand in operands)  # fmt: skip
+        moved = {self._before[name]: name for name in inputs if name in self._before}  # the operand in another layout
+        placed = tuple(moved.get(name, name) for name in placed)
         back = {self._names[operand]: operand for operand in operands if operand in self._names}
         return Matched(
             op, placed,

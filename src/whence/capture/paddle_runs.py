@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from whence import dtypes
 from whence.arrays import paddle as tensors
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
-from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, look
+from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, Weight, look
 from whence.capture.session import Session
 from whence.records import Call, Ref
 
@@ -30,11 +30,15 @@ _SCRATCH = "__non_persistable"  # in the names of what is not saved with the wei
 
 
 class Words(NamedTuple):
-    """What the readers know of Paddle: names without what changes between processes, and how its programs are read."""
+    """What the readers know of Paddle: names without what changes between processes, and how its programs and weights are read.
+
+    weights: (file of a program, file of its weights, names) -> those of the parameters named that are in there.
+    """
 
     name: Callable[[str], str]
     op_type: Callable[[str], str]
     describe: Callable[[str], Any]
+    weights: Callable[[str, str, Collection[str]], dict[str, Weight]]
 
 
 class _Form(NamedTuple):
@@ -95,9 +99,11 @@ class Watched:
 
     def __init__(
         self, session: Session, words: Words, predictor: Any, root: Root, program: Program | None, find: FindExternal | None,
-        changes: Changes | None,
+        changes: Changes | None, unshown: dict[str, Weight] | None = None,
     ) -> None:  # fmt: skip
         self.session, self.words, self.root, self.program, self.changes = session, words, root, program, changes
+        self.unshown = unshown or {}  # parameters that operators are given in lists, which hooks do not show
+        self._taken_unshown: dict[str, tuple[int, str]] = {}
         self.feeds = list(predictor.get_input_names())
         self.fetches = list(predictor.get_output_names())
         self.tensors = Tensors(self.session, find)
@@ -107,7 +113,7 @@ class Watched:
         self._names: dict[str, str] = {}
         self._types: dict[str, str] = {}
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
-        self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None, int]] = {}
+        self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None, int, tuple[str, ...]]] = {}
         self._forms: dict[tuple[Any, ...], _Form] = {}
         self._constant: dict[str, bool] = {}
         self._stack: list[_Frame] = []
@@ -396,12 +402,26 @@ class Watched:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
             op = program.operator(block, key, frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
-            found = self._matches[names] = (op, matched, program.listed(op) if op is not None else 0)
-        frame.operator, frame.matched, frame.listed = found
+            held = tuple(name for name in program.held(op) if name in self.unshown) if op is not None else ()
+            found = self._matches[names] = (op, matched, program.listed(op) if op is not None else 0, held)
+        frame.operator, frame.matched, frame.listed, held = found
+        for name in held:
+            frame.params[name] = self._unshown(name, frame)
         if frame.operator is not None:
             self._ran[id(frame.operator)] = frame
         elif not frame.block:
             program.moved(list(frame.inputs), list(frame.outputs))
+
+    def _unshown(self, name: str, frame: _Frame) -> tuple[int, str]:
+        if not frame.wanted:
+            return -1, ""
+        found = self._taken_unshown.get(name)
+        if found is None:
+            found = self.tensors.from_file(
+                self.unshown[name], name, scope=frame.op_type, slot=f"param.{self._plain(name)}", op_type=frame.op_type
+            )  # fmt: skip
+            self._taken_unshown[name] = found[0], "content"
+        return found
 
     def _claim(self, frame: _Frame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are of the operator that made the list."""

@@ -18,6 +18,8 @@ from whence.records import External
 
 FindExternal = Callable[[str, bytes, str, int], External | None]
 """(name, digest, dtype, bytes) of a parameter -> where it lies in the user's file of weights, None when nowhere."""
+Weight = tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]
+"""dtype, shape and bytes of a parameter as they lie in a file."""
 
 _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
 _SPOT = 64  # bytes
@@ -151,6 +153,18 @@ class Tensors:
         seen = look(tensor)
         if seen.why:
             return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
+        known, edge = self._weight(tensor, seen, name, scope=scope, slot=slot, op_type=op_type)
+        place = int(tensor.data_ptr()) if seen.nbytes else 0
+        spots = _spots(place, seen.nbytes) if seen.place else None
+        self._held[name] = Held(place, spots, b"" if spots is None else spots.tobytes(), (known, "content"))
+        return known, edge
+
+    def from_file(self, weight: Weight, name: str, *, scope: str, slot: str, op_type: str) -> tuple[int, str]:
+        """(record, edge) of a parameter that no hook shows, as the predictor read it from its file."""
+        dtype, shape, data = weight
+        return self._weight(data, Look(dtype, shape, 0, data.nbytes, data), name, scope=scope, slot=slot, op_type=op_type)
+
+    def _weight(self, value: Any, seen: Look, name: str, *, scope: str, slot: str, op_type: str) -> tuple[int, str]:
         digest = seen.digest()
         before, edge = self._digests.get(name), "content"
         if before is not None and before[0] == digest:
@@ -159,11 +173,8 @@ class Tensors:
             external, edge = None, ""
             if self._find_external is not None and self._session.elements_on and seen.nbytes >= _LEAST:
                 external = self._find_external(name, digest, seen.dtype, seen.nbytes)
-            known = self.record(tensor, seen, digest, scope=scope, slot=slot, op_type=op_type, external=external)
+            known = self.record(value, seen, digest, scope=scope, slot=slot, op_type=op_type, external=external)
         self._digests[name] = (digest, known)
-        place = int(tensor.data_ptr()) if seen.nbytes else 0
-        spots = _spots(place, seen.nbytes) if seen.place else None
-        self._held[name] = Held(place, spots, b"" if spots is None else spots.tobytes(), (known, "content"))
         return known, edge
 
 

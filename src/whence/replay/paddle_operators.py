@@ -730,6 +730,31 @@ def _sum(w: _Writer) -> _Value:
     return _add_n(w) if any(key.partition(".")[0] == "X" for key in w.given) else _reduced("sum.dim_IntList")(w)
 
 
+def _rnn(w: _Writer) -> _Value:
+    """Layers of LSTM, GRU or a plain recurrence: weights of all cells first, then biases; a cell is a direction of a layer."""
+    if w.has("SequenceLength", 3):
+        raise ReplayRefused(f"{w.op_type}: with lengths of sequences it is not known to whence")
+    mode = str(w.attribute("mode"))
+    kind = {"LSTM": "lstm.input", "GRU": "gru.input", "RNN_TANH": "rnn_tanh.input", "RNN_RELU": "rnn_relu.input"}[mode]
+    layers, both = w.whole("num_layers"), bool(w.attribute("is_bidirec", default=False))
+    if w.number("dropout_prob", default=0.0) and layers > 1 and not w.attribute("is_test", default=False):
+        raise ReplayRefused(f"{w.op_type}: it draws random numbers")
+    held = w.several("WeightList", 2)
+    cells = layers * (2 if both else 1)
+    if len(held) not in (2 * cells, 4 * cells):
+        raise ReplayRefused(f"{w.op_type}: {len(held)} weights for {cells} cells")
+    biases = len(held) == 4 * cells
+    starts = (2 * cell + part for cell in range(cells) for part in ((0, 2 * cells) if biases else (0,)))
+    params = [w.read(held[start + i]) for start in starts for i in range(2)]
+    given, extents = w("Input", 0), [cells, w.shape("Input", 0)[1], w.whole("hidden_size")]
+    told = [w.attribute(f"input.1.{i}", default=None) for i in range(2 if mode == "LSTM" else 1)]
+    if None in told:
+        states = [w.read(state) for state in w.several("PreState", 1)]
+    else:  # numbers of the program
+        states = [w.do("new_full.default", given, extents, float(value)) for value in told]
+    return w.do(kind, given, states if mode == "LSTM" else states[0], params, biases, layers, 0.0, False, both, False)
+
+
 _KNOWN: dict[str, Callable[[_Writer], Any]] = {
     **{f"elementwise_{short}": _elementwise(name) for short, name in _ELEMENTWISE.items()},
     **{f"fused_elementwise_{short}": _elementwise(_ELEMENTWISE[short]) for short in ("add", "sub", "mul", "div")},
@@ -763,5 +788,5 @@ _KNOWN: dict[str, Callable[[_Writer], Any]] = {
     "transpose": lambda w: w.do("clone.default", w.do("permute.default", w("X", 0), w.integers("perm", "axis"))),
     "transpose2": lambda w: w.do("clone.default", w.do("permute.default", w("X", 0), w.integers("axis", "perm"))),
     "tile": _tile, "tril_triu": _tril_triu, "tril": _triangle("tril.default"), "triu": _triangle("triu.default"), "dropout": _dropout,
-    "variable_length_memory_efficient_attention": _variable_length,
+    "variable_length_memory_efficient_attention": _variable_length, "rnn": _rnn,
 }  # fmt: skip

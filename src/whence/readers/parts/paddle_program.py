@@ -316,6 +316,7 @@ def _pir_block(
                 operator.attributes[f"input.{slot}"] = constants[key]
             elif key in lists:
                 operator.inputs += [(f"{slot}.{i}", values[one]) for i, one in enumerate(lists[key]) if one in values]
+                operator.attributes |= {f"input.{slot}.{i}": constants[one] for i, one in enumerate(lists[key]) if one in constants}
             elif key in values:
                 operator.inputs.append((str(slot), values[key]))
         for slot, value in enumerate(made):
