@@ -240,6 +240,15 @@ def test_a_changed_weight_is_named(models, tmp_path):
     assert [(f.name, f.cause) for f in result.findings] == [("matmul_v2_0.tmp_0", "parameter")]
 
 
+def test_a_file_of_weights_that_is_not_there_is_said(models, tmp_path):
+    lonely = tmp_path / "models"
+    lonely.mkdir()
+    (lonely / "model.json").write_bytes((models / "model.json").read_bytes())
+    run, told = captured(lonely, tmp_path, "model", PLAIN, "run", steps=1)
+    assert "model.pdiparams does not exist: Paddle runs the program with whatever lies in memory" in told.stderr
+    assert any("model.pdiparams does not exist" in n.text for n in run.notes if n.kind == "error")
+
+
 def test_legacy_passes_are_rounding(models, tmp_path):
     captured(models, tmp_path, "legacy", {}, "fused")
     captured(models, tmp_path, "legacy", PLAIN, "plain")

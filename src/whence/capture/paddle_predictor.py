@@ -213,6 +213,10 @@ class Listener:
         watched = Watched(self.session, self.words, predictor, root, described, find, self.changes, unshown)
         watched.facts, watched.files, watched.folder, watched.saved_program = facts or {}, files, folder, program
         self._settings(watched)
+        if files[1] and not Path(files[1]).is_file() and (described is None or described.parameters):
+            # Paddle says nothing either.
+            text = f"{files[1]} does not exist: Paddle runs the program with whatever lies in memory in place of its weights"
+            self.session.note("error", text, root.name, aloud=True)
         cell = [watched]
         place = id(predictor)
 

@@ -210,8 +210,10 @@ class Session:
         """The number of the call that begins now."""
         return next(self._orders)
 
-    def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
-        """Leave a note in the run."""
+    def note(self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False) -> None:
+        """Leave a note in the run. aloud: and say it now."""
+        if aloud:
+            self._tell(f"whence: {text}")
         try:
             self.sink().note(Note(kind, text, scope, step))
         except StoreFailed as error:
