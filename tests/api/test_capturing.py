@@ -125,6 +125,16 @@ def test_an_error_in_the_block_is_the_programs(tmp_path):
     run = open_run(tmp_path / "run")
     assert run.ended == ""
     assert [bool(c.error) for c in run.calls if c.parent == -1] == [False, True]
+    (note,) = [n.text for n in run.notes if n.kind == "ended"]
+    assert note.startswith("the block was left by RuntimeError: mat1 and mat2 shapes")
+
+
+def test_an_interrupt_in_the_block_is_told_by_the_run(tmp_path):
+    net = model()
+    with pytest.raises(KeyboardInterrupt), whence.capture(net, tmp_path / "run"):
+        net(torch.ones(1, 4))
+        raise KeyboardInterrupt
+    assert [n.text for n in open_run(tmp_path / "run").notes if n.kind == "ended"] == ["the block was left by KeyboardInterrupt"]
 
 
 # ---- processes

@@ -130,6 +130,11 @@ def test_heading(run):
     assert "\n".join(show.heading(run)) == HEADING
 
 
+def test_a_command_that_failed_is_said_first(run):
+    run.info.settings["exit_code"] = 130
+    assert next(show.heading(run)) == "runs/ref   whence run   complete, but the command ended with exit code 130"
+
+
 def test_text_lists_calls_and_records(run):
     expected = """\
 2_1   head.proj   Linear   step 1, rank 0

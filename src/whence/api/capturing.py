@@ -78,6 +78,9 @@ def capture(
         listener.install()
         labelled = labelling.taking(session, folder)
         yield session
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the program: it goes on with it
+        session.note("ended", f"the block was left by {type(error).__name__}: {error}".rstrip(": ")[:300])
+        raise
     finally:
         if listener is not None:
             listener.remove()

@@ -97,7 +97,9 @@ def text(run: Run, choice: Choice, limit: int | None = None, width: int | None =
 def heading(run: Run) -> Iterator[str]:
     """What was run, how it ended, steps, bytes by kind, programs, notes."""
     info = run.info
-    yield f"{plain.clean(run.path)}   {plain.clean(info.kind)} run   {plain.clean(run.ended) if run.ended else 'ended cleanly'}"
+    code = info.settings.get("exit_code")
+    ended = "ended cleanly" if not code else f"complete, but the command ended with exit code {code}"
+    yield f"{plain.clean(run.path)}   {plain.clean(info.kind)} run   {plain.clean(run.ended or ended)}"
     rows: list[tuple[str, str]] = []
     if info.command:
         rows.append(("command", " ".join(_quoted(word) for word in info.command)))
