@@ -66,6 +66,13 @@ def test_drift_is_what_numpy_says():
     )
 
 
+def test_nothing_but_zeros_has_no_relative_distance_to_something():
+    zeros, ones = record(np.zeros(64)), record(np.ones(64))
+    assert drift(zeros, zeros) == Drift(0.0, 0.0, 0.0, 0.0)
+    assert drift(zeros, ones) == Drift(math.inf, math.inf, math.inf, math.inf)
+    assert all(math.isfinite(v) for v in drift(ones, zeros))
+
+
 @pytest.mark.parametrize("kind", ["mean", "scale", "outlier"])
 def test_statistics_see_what_moves_them_further_than_rounding(kind):
     rng = np.random.default_rng(1)

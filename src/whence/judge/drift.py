@@ -31,27 +31,31 @@ def drift(reference: Record, target: Record) -> Drift | None:
     if first is None or second is None:
         return None
     (low, high), (low2, high2) = first, second
-    big = max(abs(low), abs(high)) or _TINY
+    big = max(abs(low), abs(high))
     # Dumps of other tools may lack any of these.
-    rms = a.norm / math.sqrt(a.count) if a.norm else big if a.norm is None else _TINY
+    rms = a.norm / math.sqrt(a.count) if a.norm is not None else big
     moment = mean = 0.0
     if a.norm is not None and b.norm is not None:
-        moment = abs(a.norm - b.norm) / (a.norm or _TINY)
+        moment = _over(abs(a.norm - b.norm), a.norm)
     if a.std is not None and b.std is not None:
         # Rounding by e moves a standard deviation by up to e rms / sqrt(n), however small it is itself (4 values of 0.45 to 0.52).
-        moment = max(moment, abs(a.std - b.std) / max(a.std, rms / math.sqrt(a.count)))
+        moment = max(moment, _over(abs(a.std - b.std), max(a.std, rms / math.sqrt(a.count))))
     if a.mean is not None and b.mean is not None:
-        mean = abs(a.mean - b.mean) / rms
+        mean = _over(abs(a.mean - b.mean), rms)
     higher = 0.0
     x, y = reference.sketch, target.sketch
     if x is not None and y is not None and x.abs_sum is not None and y.abs_sum is not None:
-        moment = max(moment, abs(x.abs_sum - y.abs_sum) / (x.abs_sum or _TINY))
+        moment = max(moment, _over(abs(x.abs_sum - y.abs_sum), x.abs_sum))
         if x.fourth_sum is not None and y.fourth_sum is not None:
-            higher = abs(x.fourth_sum - y.fourth_sum) / (4 * x.fourth_sum or _TINY)
+            higher = _over(abs(x.fourth_sum - y.fourth_sum), 4 * x.fourth_sum)
             if x.cube_sum is not None and y.cube_sum is not None:
                 size = x.fourth_sum**0.75 * a.count**0.25  # at least the sum of |x|^3 (Hölder)
-                higher = max(higher, abs(x.cube_sum - y.cube_sum) / (size or _TINY))
-    return Drift(max(abs(low - low2), abs(high - high2)) / big, mean, moment, higher)
+                higher = max(higher, _over(abs(x.cube_sum - y.cube_sum), size))
+    return Drift(_over(max(abs(low - low2), abs(high - high2)), big), mean, moment, higher)
+
+
+def _over(apart: float, size: float) -> float:
+    return apart / size if size else math.inf if apart else 0.0
 
 
 def parted(moved: Drift, u: float) -> bool:
@@ -63,5 +67,4 @@ def _known(s: Statistics) -> tuple[float, float] | None:
     return None if s.min is None or s.max is None else (s.min, s.max)
 
 
-_TINY = 1e-300
 _SUMS = 1e-5  # what orders of summation in float32 make of a norm over millions
