@@ -292,6 +292,24 @@ def test_pieces_of_which_there_are_no_figures_are_told_by_shape_and_order():
     assert shapes == dict.fromkeys("abcd", (WIDTH, WIDTH))
 
 
+def test_a_piece_whose_siblings_lie_whole_is_joined():
+    """Nine layers that every rank holds whole do not use up the votes of the tenth, which is cut."""
+    rng = np.random.default_rng(6)
+    x, weights = rng.standard_normal((2, WIDTH)).astype(np.float32), rng.standard_normal((9, 8, WIDTH)).astype(np.float32)
+    cut = rng.standard_normal((16, WIDTH)).astype(np.float32)
+    one, many = Builder(), Builder()
+    for made, ranks in ((one, 1), (many, 2)):
+        for rank in range(ranks):
+            top = made.call("", {"input.0": x.copy(), "output.0": x @ cut.T}, op_type="Net", rank=rank)
+            for number, weight in enumerate([*weights, np.split(cut, ranks)[rank]]):
+                slots = {"param.weight": weight.copy(), "input.0": x.copy(), "output.0": x @ weight.T}
+                made.call(f"layers.{number}", slots, parent=top, op_type="Linear", rank=rank)
+    left, right, _ = joined(one.run(), many.run())
+    for run in (left, right):
+        (call,) = (c for c in run.calls if c.scope == "layers.9")
+        np.testing.assert_array_equal(run.array(call.slots("param")[0].record), cut)
+
+
 def test_what_ranks_hold_otherwise_and_nothing_tells_how_is_not_judged():
     """Each rank pads its own part of a vocabulary of 13 to 8: joined along no axis is that the reference's."""
     rng = np.random.default_rng(5)
