@@ -323,6 +323,27 @@ def test_several_predictors_clones_pools_threads_and_lists_of_tensors(models, tm
     assert all(c.parent == -1 or own[c.parent].root == c.root for c in run.calls)
 
 
+LISTS = """
+made = pm.predictor(sys.argv[1], "lstm", {"disable_mkldnn": []})
+for predictor in (made, made.clone()):
+    pm.once(predictor, pm.fed("lstm"))
+"""
+
+
+def test_weights_in_lists_are_taken_of_a_predictor_and_its_clone(models, tmp_path):
+    done = python(LISTS, str(models), cwd=tmp_path, whence_run=("-o", str(tmp_path / "run")))
+    assert done.returncode == 0, done.stderr
+    run = open_run(tmp_path / "run")
+    calls = [c for c in run.calls if c.op_type == "rnn"]
+    assert sorted(c.root for c in calls) == ["model", "model#1"]
+    assert len({tuple(r.record for r in c.slots("param")) for c in calls}) == 1
+    weights = whence.open_run(str(models / "lstm.pdiparams"))
+    held = {f"{c.scope}.{r.slot[6:]}": weights.array(r.record) for c in weights.calls for r in c.slots("param")}
+    for ref in calls[0].slots("param"):
+        np.testing.assert_array_equal(run.array(ref.record), held[ref.slot[6:]])
+    assert len(calls[0].slots("param")) == 4
+
+
 def test_an_import_by_name_before_the_capture_begins_is_seen_too(models, tmp_path):
     text = """
     import whence

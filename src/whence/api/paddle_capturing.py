@@ -85,15 +85,15 @@ def _changes(session: Session) -> Changes | None:
 
 
 def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:
-    """Parameters of a program by name, from its file of weights; without those that are not in there."""
+    """Parameters of a program by name, mapped from its file of weights; without those that are not in there."""
     import numpy as np
 
     place, file = Place(Path(program)), Place(Path(weights))
     parameters = paddle_program.described(place).parameters
-    data = np.memmap(file.path, np.uint8, "r")
+    data = np.asarray(np.memmap(file.path, np.uint8, "r"))
     places = paddle_params.places(file, place)
     return {
-        name: (dtype, parameters[name].shape, np.array(data[start : start + nbytes]))
+        name: (dtype, parameters[name].shape, data[start : start + nbytes])
         for name, (dtype, start, nbytes) in places.items()
         if name in names
     }

@@ -24,7 +24,7 @@ from whence.capture.guard import Guard, end_capture, put_back
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import Program
 from whence.capture.paddle_runs import Root, Watched, Words
-from whence.capture.paddle_tensors import FindExternal, Weight
+from whence.capture.paddle_tensors import FindExternal, Unshown
 from whence.capture.session import Session
 from whence.errors import WhenceError
 
@@ -185,7 +185,7 @@ class Listener:
 
     def _adopt(
         self, predictor: Any, facts: dict[str, Any] | None, files: tuple[str, str] | None, *, folder: str = "", saved: str = "",
-        program: str = "", unshown: dict[str, Weight] | None = None,
+        program: str = "", unshown: Unshown | None = None,
     ) -> Watched | None:  # fmt: skip
         """Hook a predictor.
 
@@ -208,7 +208,7 @@ class Listener:
             except Exception as error:  # noqa: BLE001 - a program that cannot be read costs order and attributes, not the capture
                 self.session.note("program", f"{os.path.basename(program)} cannot be read: {type(error).__name__}: {error}", root.name)  # noqa: PTH119
         find = self._weights(*files) if self._weights is not None and files[1] else None
-        unshown = self._unshown(described, program, weights) if described is not None and unshown is None else unshown
+        unshown = unshown or self._unshown(described, program, weights)
         _tidy(folder)
         watched = Watched(self.session, self.words, predictor, root, described, find, self.changes, unshown)
         watched.facts, watched.files, watched.folder, watched.saved_program = facts or {}, files, folder, program
@@ -285,14 +285,15 @@ class Listener:
         self._cached.pop(config, None)
         return str(folder)
 
-    def _unshown(self, described: Program, program: str, weights: str) -> dict[str, Weight]:
+    def _unshown(self, described: Program | None, program: str, weights: str) -> Unshown:
         """Parameters that operators are given in lists, from the weights that were saved with the program."""
-        names = described.held_by_any() if weights else set()
+        names = described.held_by_any() if weights and described is not None else set()
+        found = Unshown({}, {})
         try:
-            return self.words.weights(program, weights, names) if names else {}
+            found.weights.update(self.words.weights(program, weights, names) if names else {})
         except (WhenceError, OSError, ValueError) as error:
             self.session.note("program", f"weights that operators are given in lists are not known: {error}")
-            return {}
+        return found
 
     def _kept(self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]) -> tuple[str, str]:
         """The file of the program that runs and that of its weights, "" for what there is none of.

@@ -18,7 +18,7 @@ from whence import dtypes
 from whence.arrays import paddle as tensors
 from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
-from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, Weight, look
+from whence.capture.paddle_tensors import FindExternal, Look, Seen, Tensors, Unshown, Weight, look
 from whence.capture.session import Session
 from whence.records import Call, Ref
 
@@ -99,11 +99,10 @@ class Watched:
 
     def __init__(
         self, session: Session, words: Words, predictor: Any, root: Root, program: Program | None, find: FindExternal | None,
-        changes: Changes | None, unshown: dict[str, Weight] | None = None,
+        changes: Changes | None, unshown: Unshown,
     ) -> None:  # fmt: skip
         self.session, self.words, self.root, self.program, self.changes = session, words, root, program, changes
-        self.unshown = unshown or {}  # parameters that operators are given in lists, which hooks do not show
-        self._taken_unshown: dict[str, tuple[int, str]] = {}
+        self.unshown = unshown
         self.feeds = list(predictor.get_input_names())
         self.fetches = list(predictor.get_output_names())
         self.tensors = Tensors(self.session, find)
@@ -402,7 +401,8 @@ class Watched:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
             op = program.operator(block, key, frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
             matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
-            held = tuple(name for name in program.held(op) if name in self.unshown) if op is not None else ()
+            weights, taken = self.unshown
+            held = tuple(name for name in program.held(op) if name in weights or name in taken) if op is not None else ()
             found = self._matches[names] = (op, matched, program.listed(op) if op is not None else 0, held)
         frame.operator, frame.matched, frame.listed, held = found
         for name in held:
@@ -415,12 +415,13 @@ class Watched:
     def _unshown(self, name: str, frame: _Frame) -> tuple[int, str]:
         if not frame.wanted:
             return -1, ""
-        found = self._taken_unshown.get(name)
-        if found is None:
-            found = self.tensors.from_file(
-                self.unshown[name], name, scope=frame.op_type, slot=f"param.{self._plain(name)}", op_type=frame.op_type
-            )  # fmt: skip
-            self._taken_unshown[name] = found[0], "content"
+        weights, taken = self.unshown
+        if name in taken:
+            return taken[name]
+        found = self.tensors.from_file(
+            weights.pop(name), name, scope=frame.op_type, slot=f"param.{self._plain(name)}", op_type=frame.op_type
+        )  # fmt: skip
+        taken[name] = found[0], "content"
         return found
 
     def _claim(self, frame: _Frame) -> None:

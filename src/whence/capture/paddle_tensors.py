@@ -21,6 +21,17 @@ FindExternal = Callable[[str, bytes, str, int], External | None]
 Weight = tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]
 """dtype, shape and bytes of a parameter as they lie in a file."""
 
+
+class Unshown(NamedTuple):
+    """Parameters that operators are given in lists, which hooks do not show. One for a predictor and its clones.
+
+    weights: by name, until they are recorded, since the file behind them is deleted already; taken: their records and edges then.
+    """
+
+    weights: dict[str, Weight]
+    taken: dict[str, tuple[int, str]]
+
+
 _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
 _SPOT = 64  # bytes
 
