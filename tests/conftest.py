@@ -5,11 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 # A test run in the background inherits an ignored Ctrl-C, and so would the programs that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The machine may be busy: how long an example takes says nothing.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 SHARED = Path(__file__).parents[2] / "shared"
 

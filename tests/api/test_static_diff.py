@@ -1,7 +1,7 @@
 """The longest common subsequence that lays two programs beside each other, against the plain table of its length."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.api import static_diff
@@ -22,7 +22,6 @@ def longest(a, b):
     return row[-1]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(WORDS, WORDS)
 def test_blocks_cover_both_in_order_and_pair_as_many_as_can_be(a, b):
     found = blocks(a, b)

@@ -52,6 +52,7 @@ def capture(
     from whence.api import labelling, paddle_capturing
     from whence.capture import launch
     from whence.capture.options import make
+    from whence.capture.words import raised
     from whence.errors import CaptureError
 
     chosen = make(**options)
@@ -79,7 +80,7 @@ def capture(
         labelled = labelling.taking(session, folder)
         yield session
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the program: it goes on with it
-        session.note("ended", f"the block was left by {type(error).__name__}: {error}".rstrip(": ")[:300])
+        session.note("ended", f"the block was left by {raised(error)}")
         raise
     finally:
         if listener is not None:

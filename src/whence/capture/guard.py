@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whence.capture.session import Session
+from whence.capture.words import raised
 
 
 class Guard:
@@ -49,4 +50,4 @@ def end_capture(session: Session, error: BaseException) -> None:
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     where = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place is not None else ""  # noqa: PTH119
-    session.fail(f"whence failed: {type(error).__name__}: {error}{where}")
+    session.fail(f"whence failed: {raised(error)}{where}")

@@ -26,6 +26,7 @@ import numpy as np
 from whence.arrays import host
 from whence.arrays.named import to_host
 from whence.capture.session import Session
+from whence.capture.words import raised
 from whence.errors import UsageError
 from whence.records import Call, Ref
 
@@ -173,7 +174,7 @@ class Labels:
             )  # fmt: skip
             session.call(call)
         except Exception as error:  # noqa: BLE001 - a label never fails the program
-            session.note("label-error", f"{name!r}: {type(error).__name__}: {error}", str(name))
+            session.note("label-error", f"{name!r}: {raised(error)}", str(name))
 
     def _words(self, name: object, side: object) -> str:
         if side is not None and side not in SIDES:

@@ -24,6 +24,7 @@ from whence.capture.paddle_patch import Changes
 from whence.capture.paddle_runs import NO_PROGRAM
 from whence.capture.paddle_tensors import Tensors
 from whence.capture.session import Session
+from whence.capture.words import raised
 from whence.records import Call, Ref
 
 TRACED = "traced by to_static: inside not seen"
@@ -186,7 +187,7 @@ class Listener:
             out = previous(layer, *inputs, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
             with self._guard():
-                self._leave(frame, None, f"{type(error).__name__}: {error}"[:300], depth)
+                self._leave(frame, None, raised(error), depth)
             raise
         with self._guard():
             self._leave(frame, out, "", depth)

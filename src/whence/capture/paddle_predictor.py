@@ -26,6 +26,7 @@ from whence.capture.paddle_programs import Program
 from whence.capture.paddle_runs import Root, Watched, Words
 from whence.capture.paddle_tensors import FindExternal, Unshown
 from whence.capture.session import Session
+from whence.capture.words import raised
 from whence.errors import WhenceError
 
 ROOT = "model"
@@ -160,7 +161,7 @@ class Listener:
             out = previous(predictor, *args, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
             with self._guard():
-                watched.end(predictor, None, f"{type(error).__name__}: {error}"[:300])
+                watched.end(predictor, None, raised(error))
             raise
         finally:
             interrupted, watched.interrupted = watched.interrupted, None

@@ -19,6 +19,7 @@ import numpy as np
 from whence.arrays import host
 from whence.capture.options import CaptureOptions
 from whence.capture.selection import Selector
+from whence.capture.words import raised
 from whence.capture.words import size as size_words
 from whence.errors import StoreFailed, UsageError
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
@@ -325,7 +326,7 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it is recorded, not raised
             self._callback_failures += 1
             if self._callback_failures <= 20:
-                self.note("hook-error", f"on_record raised {type(error).__name__}: {error}", name)
+                self.note("hook-error", f"on_record raised {raised(error)}", name)
             return None
 
     def _print(self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> None:

@@ -16,6 +16,7 @@ from whence.capture.session import Session
 from whence.capture.torch_logits import logits_of, tokens_of, widest
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_nested import rebuilt
+from whence.capture.words import raised
 
 Tokens = tuple[int, ...]
 
@@ -49,7 +50,7 @@ class Forced:
                 given = {str(i): v for i, v in enumerate(args)} | kwargs
                 return self._left(frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            self._refuse(frame, f"{type(error).__name__}: {error}")
+            self._refuse(frame, raised(error))
             return out
 
     def finish(self) -> None:

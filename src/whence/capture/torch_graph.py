@@ -34,8 +34,9 @@ from whence.capture.torch_graph_effect import Cannot, difference, silently
 from whence.capture.torch_inductor import Collected, Site
 from whence.capture.torch_known import Root, StorageRef, address_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet
-from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
+from whence.capture.torch_modules import Listener, _Frame, _Thread
 from whence.capture.torch_overloads import facts_of
+from whence.capture.words import raised
 from whence.errors import CaptureError
 from whence.records import Call, Ref
 
@@ -312,7 +313,7 @@ class GraphListener(Listener):
             try:
                 made = self._make(modules, gm, example_inputs, how)
             except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
-                self.session.note("graph", f"{_name()} could not be instrumented, only its boundary is captured: {_words(error)}")
+                self.session.note("graph", f"{_name()} could not be instrumented, only its boundary is captured: {raised(error)}")
                 made = None
             if made is not None:
                 return made
@@ -361,7 +362,7 @@ class GraphListener(Listener):
         try:
             made = inductor.compile_graph(gm, example_inputs, taken, how)
         except Exception as error:  # noqa: BLE001 - the compiler's own errors come again from the uninstrumented compile
-            self.session.note("graph", f"{graph.words} could not be compiled for mode {taken.mode}: {_words(error)}")
+            self.session.note("graph", f"{graph.words} could not be compiled for mode {taken.mode}: {raised(error)}")
             made = None
         if reported is not None and kept:
             same = kept == list(reported)
@@ -481,7 +482,7 @@ class GraphListener(Listener):
                 out = code[graph.mode](inputs)
         except BaseException as error:  # of the program: recorded, and raised again
             del local.executions[depth:]
-            self._shut(execution, None, _words(error))
+            self._shut(execution, None, raised(error))
             raise
         del local.executions[depth:]
         self._shut(execution, out, "")

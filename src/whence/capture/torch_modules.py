@@ -33,6 +33,7 @@ from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_trac
 from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
+from whence.capture.words import raised
 from whence.records import Call, Ref
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Listener:
                 with frame.recorder:
                     out = previous(module, *args, **kwargs)
         except BaseException as error:
-            self._finish(frame, None, _words(error))
+            self._finish(frame, None, raised(error))
             raise
         if self._changes is not None:
             out = self._changes.left(frame, out)
@@ -842,15 +843,6 @@ class Listener:
         if frame.family is not None:
             self._families[frame.family].append(result)
         return result.program, result.reason
-
-
-def _words(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - an exception that cannot be printed is still only the program's
-        text = ""
-    return f"{name}: {text}"[:300] if text else name
 
 
 def _forked(listener: weakref.ref[Listener]) -> None:

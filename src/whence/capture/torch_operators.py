@@ -21,10 +21,11 @@ from whence.capture.torch_calls import Made, Overload, overload_of
 from whence.capture.torch_compiled import inside
 from whence.capture.torch_known import Root, StorageRef, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet
-from whence.capture.torch_modules import Listener, _Frame, _Thread, _words
+from whence.capture.torch_modules import Listener, _Frame, _Thread
 from whence.capture.torch_overloads import AUTOCAST_KEYS, restored
 from whence.capture.torch_sampling import Sampling
 from whence.capture.torch_sources import source_here
+from whence.capture.words import raised
 from whence.records import OVERWRITTEN, Call, Ref
 
 FORWARDS = 1 << 17
@@ -373,7 +374,7 @@ class OperatorListener(Listener):
         except BaseException as error:
             made.seconds = time.perf_counter() - started
             local.running = False
-            self._end(local, made, None, _words(error))
+            self._end(local, made, None, raised(error))
             raise
         made.seconds = time.perf_counter() - started
         local.running = False

@@ -1,4 +1,4 @@
-"""Counts and sizes as a person reads them."""
+"""Counts, sizes and exceptions as a person reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from __future__ import annotations
 def counted(number: int, noun: str, plural: str = "") -> str:
     """ "1 step", "1 204 calls"."""
     return f"{number:,}".replace(",", " ") + " " + (noun if number == 1 else plural or noun + "s")
+
+
+def raised(error: BaseException) -> str:
+    """ "ValueError: no such token", at most 300 characters; the type alone where there is no text."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an exception that cannot be printed is still only the program's
+        text = ""
+    return f"{name}: {text}"[:300] if text else name
 
 
 def size(nbytes: float) -> str:
