@@ -104,7 +104,7 @@ def test_one_expression_within_another():
     assert expressions.substituted("x[0]", {"x": "a + b"}) == "(a + b)[0]"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_no_text_does_more_than_being_refused(text):
     with contextlib.suppress(Unfit):

@@ -39,7 +39,7 @@ def moved(draw):
     return x, np.ascontiguousarray(y).reshape(extents)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(moved())
 def test_some_way_gives_back_the_bits_in_either_direction(pair):
     for have, want in (pair, pair[::-1]):
@@ -47,7 +47,7 @@ def test_some_way_gives_back_the_bits_in_either_direction(pair):
         assert any(made.shape == want.shape and np.array_equal(made, want) for made in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(moved())
 def test_every_way_makes_the_shape_it_is_for_and_can_be_written_down(pair):
     have, want = pair
@@ -82,7 +82,7 @@ def orders(draw):
     return np.array(draw(st.permutations(range(n)))), n
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(orders(), st.integers(0, 2))
 def test_an_order_of_channels_is_found_and_written(given_order, axis):
     order, n = given_order
@@ -162,7 +162,7 @@ def run(name, *, weight, x, y, op="Linear", bias=None, root="Net"):
     return made.run()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.permutations(range(3)), st.booleans(), st.booleans(), st.booleans())
 def test_what_a_run_keeps_otherwise_is_read_as_the_reference_has_it(axes, flat, transposed, merged):
     x, weight = floats(2, 5, 6), floats(8, 6)

@@ -75,7 +75,7 @@ SCOPES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SCOPES, SCOPES)
 def test_every_call_ends_in_exactly_one_place(one, two):
     left, right = run(["", *one]), run(["", *two])

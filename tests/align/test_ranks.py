@@ -106,7 +106,7 @@ def equal(one, two, *, exactly=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=f"{call.scope}:{ref.slot}")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     n=st.sampled_from([2, 4, 8]), seed=st.integers(0, 99), swap=st.booleans(),
     how=st.sampled_from(["columns", "data", "sequence", "zigzag", "striped", "copies"]),

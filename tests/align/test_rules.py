@@ -290,7 +290,7 @@ NAMES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(NAMES, NAMES, st.sampled_from(["auto", "names", "exact"]))
 def test_every_call_of_either_side_ends_in_exactly_one_place(one, two, match):
     left, right = chain(one), chain(two, root="Other", seed=3)
@@ -303,7 +303,7 @@ def test_every_call_of_either_side_ends_in_exactly_one_place(one, two, match):
     assert sorted([*paired_right, *plan.unmatched_target, *doubtful]) == list(range(len(right.calls)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NAMES)
 def test_a_run_faces_itself_by_exact_keys(layers):
     run = chain(layers)

@@ -111,8 +111,11 @@ def test_a_rank_that_is_not_wanted(tmp_path, monkeypatch):
     net = model()
     with whence.capture(net, tmp_path / "run", ranks="0,1"):
         net(torch.ones(1, 4))
-    with pytest.raises(UnreadableRun, match="empty run"):
-        open_run(tmp_path / "run")
+    with pytest.raises(RuntimeError, match="shapes"), whence.capture(net, tmp_path / "raised", ranks="0,1"):
+        net(torch.ones(1, 5))
+    for name in ("run", "raised"):
+        with pytest.raises(UnreadableRun, match="empty run: 0 process folder"):
+            open_run(tmp_path / name)
 
 
 def test_an_error_in_the_block_is_the_programs(tmp_path):

@@ -39,7 +39,7 @@ def held(codes, scale, zero, *, name="param.weight"):
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(2, 8), st.sampled_from(["tensor", "channel", "group"]), st.booleans(), st.integers(0, 1000), st.booleans())
 def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
     w, codes, scale, zero = made(bits, per, symmetric=symmetric, seed=seed, top=2 ** (bits - 1) - 0.5 if full and symmetric else None)

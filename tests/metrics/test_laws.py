@@ -47,7 +47,7 @@ def arrays(draw, names=tuple(dtypes.DTYPES)):
     return x
 
 
-ANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+ANY = settings(max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @ANY

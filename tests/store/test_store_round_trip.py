@@ -50,7 +50,7 @@ def test_special_values_keep_their_bits(tmp_path: Path) -> None:
     assert store.open_run(run).array(0).view(np.uint32).tolist() == payloads
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=4), st.integers(0, 99)), min_size=1, max_size=30

@@ -80,7 +80,8 @@ def capture(
         labelled = labelling.taking(session, folder)
         yield session
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the program: it goes on with it
-        session.note("ended", f"the block was left by {raised(error)}")
+        if session.calls:
+            session.note("ended", f"the block was left by {raised(error)}")
         raise
     finally:
         if listener is not None:

@@ -88,20 +88,14 @@ def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, We
     """Parameters of a program by name, mapped from its file of weights; without those that are not in there."""
     import numpy as np
 
-    place, file = Place(Path(program)), Place(Path(weights))
-    parameters = paddle_program.described(place).parameters
-    data = np.asarray(np.memmap(file.path, np.uint8, "r"))
-    places = paddle_params.places(file, place)
-    return {
-        name: (dtype, parameters[name].shape, data[start : start + nbytes])
-        for name, (dtype, start, nbytes) in places.items()
-        if name in names
-    }
+    data = np.asarray(np.memmap(weights, np.uint8, "r"))
+    found = paddle_params.places(Place(Path(weights)), Place(Path(program)))
+    return {name: (s.dtype, s.shape, data[s.start : s.start + s.nbytes]) for name, s in found.items() if name in names}
 
 
 def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], External | None]:
     """Finds parameters of a program, by name, in its file of weights: where their bytes lie when they are the same."""
-    places: dict[str, tuple[str, int, int]] = {}
+    places: dict[str, paddle_params.Stream] = {}
     data: mmap.mmap | None = None
     try:
         places = paddle_params.places(Place(Path(weights)), Place(Path(program)))
@@ -115,12 +109,12 @@ def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], Ext
         from whence.records import External
 
         there = places.get(name)
-        if data is None or there is None or there[0] != dtype or there[2] != nbytes:
+        if data is None or there is None or (there.dtype, there.nbytes) != (dtype, nbytes):
             return None
         import numpy as np
 
-        if host.digest(np.frombuffer(data, np.uint8, nbytes, there[1])) != digest:
+        if host.digest(np.frombuffer(data, np.uint8, nbytes, there.start)) != digest:
             return None
-        return External(str(Path(weights).resolve()), there[1], nbytes)
+        return External(str(Path(weights).resolve()), there.start, nbytes)
 
     return find

@@ -186,11 +186,11 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
         constants = [[c for c in calls if not c.slots("input") and not c.slots("param")] for calls in put_in]
         gone |= {call.id for call in constants[0] if call.op_type not in {other.op_type for other in constants[1]}}
     out = [_changed(reference, left), _changed(target, right)]
-    left_out = [{c.id for c in calls if _hands_on(c)} for calls in put_in]
+    left_out = [{c.id for c in calls if align.hands_on(run, c)} for run, calls in zip((reference, target), put_in)]
     left_out[faced.turned] |= gone
     out = [_without(run, ids) for run, ids in zip(out, left_out)]
     if gone:
-        said = f"{len(gone)} calls of operators that passes fused in the other run are compared by what they end in"
+        said = f"{len(gone)} calls of operators that passes fused or folded in the other run are compared by what they end in"
         out[faced.turned].notes = [*out[faced.turned].notes, Note("inside-not-seen", said)]  # type: ignore[misc]
     return out[0], out[1]
 
@@ -198,12 +198,6 @@ def _facing(reference: Run, target: Run, given: tuple[Run, Run], root: str) -> t
 def _put_in(run: Run, ran: Mapping[int, int], root: str) -> list[Call]:
     """Calls that the program does not have: constants and changes of layout that Paddle puts in when it lowers it."""
     return [c for c in operators(run) if c.root == root and c.leaf and c.id not in ran and c.op_type not in DRAWS]
-
-
-def _hands_on(call: Call) -> bool:
-    """Does this call return what it was given, bit by bit, and nothing else? Then there is nothing to hold against anything."""
-    given = {ref.record for kind in ("input", "param") for ref in call.slots(kind)}
-    return len(given) == 1 and given == {ref.record for ref in call.slots("output")}
 
 
 def _without(run: Run, gone: Set[int]) -> Run:

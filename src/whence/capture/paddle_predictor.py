@@ -207,7 +207,7 @@ class Listener:
             try:
                 described = Program(self.words.describe(program), self.words.op_type)
             except Exception as error:  # noqa: BLE001 - a program that cannot be read costs order and attributes, not the capture
-                self.session.note("program", f"{os.path.basename(program)} cannot be read: {type(error).__name__}: {error}", root.name)  # noqa: PTH119
+                self.session.note("program", f"{os.path.basename(program)} cannot be read: {raised(error)}", root.name)  # noqa: PTH119
         find = self._weights(*files) if self._weights is not None and files[1] else None
         unshown = unshown or self._unshown(described, program, weights)
         _tidy(folder)
@@ -216,7 +216,8 @@ class Listener:
         self._settings(watched)
         if files[1] and not Path(files[1]).is_file() and (described is None or described.parameters):
             # Paddle says nothing either.
-            text = f"{files[1]} does not exist: Paddle runs the program with whatever lies in memory in place of its weights"
+            said = "does not exist: Paddle runs the program with whatever lies in memory in place of its weights"
+            text = f"{files[1]} {said}; give Config the file that was saved with {os.path.basename(files[0])}"  # noqa: PTH119
             self.session.note("error", text, root.name, aloud=True)
         cell = [watched]
         place = id(predictor)
@@ -293,7 +294,7 @@ class Listener:
         try:
             found.weights.update(self.words.weights(program, weights, names) if names else {})
         except (WhenceError, OSError, ValueError) as error:
-            self.session.note("program", f"weights that operators are given in lists are not known: {error}")
+            self.session.note("program", f"weights in lists are not known, only what is made of them is compared: {error}")
         return found
 
     def _kept(self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]) -> tuple[str, str]:

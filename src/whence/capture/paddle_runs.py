@@ -494,7 +494,7 @@ class Watched:
         for name, maker in form.operands:
             seen = inputs.get(name) or self._made_before(name, maker)
             if seen is not None and seen[0] >= 0:
-                refs.append(Ref(_input(place), *seen))
+                refs.append(Ref(_slot("input", place), *seen))
                 place += 1
         for slot, name in form.params:
             seen = frame.params[name]
@@ -506,7 +506,7 @@ class Watched:
             if slot:
                 refs.append(Ref(slot, *seen))
             elif seen[0] >= 0:
-                refs.append(Ref(_output(place), *seen))
+                refs.append(Ref(_slot("output", place), *seen))
                 place += 1
         return refs
 
@@ -550,13 +550,8 @@ class Watched:
 
 
 @functools.cache
-def _input(place: int) -> str:
-    return f"input.{place}"
-
-
-@functools.cache
-def _output(place: int) -> str:
-    return f"output.{place}"
+def _slot(kind: str, place: int) -> str:
+    return f"{kind}.{place}"
 
 
 def _decided(frame: _Frame, tensor: Any) -> None:

@@ -212,7 +212,9 @@ class Session:
         return next(self._orders)
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False) -> None:
-        """Leave a note in the run. aloud: and say it now."""
+        """Leave a note in the run, unless the capture has ended. aloud: and say it now."""
+        if self.failed:
+            return
         if aloud:
             self._tell(f"whence: {text}")
         try:

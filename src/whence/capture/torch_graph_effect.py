@@ -9,6 +9,7 @@ import torch
 
 from whence.arrays.torch import tensors_in
 from whence.capture.torch_graph_nodes import flat
+from whence.capture.words import raised
 
 _PURE = {"aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "mkldnn_prepacked", "onednn", "whence", "rngprims"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -40,7 +41,7 @@ def silently(
             out = code(list(given))
             return [*tensors_in(flat(out)), *written]
     except Exception as error:  # whatever an operator raises where it is run once more
-        raise Cannot(f"run beside the program it raised {type(error).__name__}: {error}"[:300]) from error
+        raise Cannot(f"run beside the program it raised {raised(error)}") from error
     finally:
         torch.set_rng_state(state)
         for device, held in states:

@@ -65,7 +65,8 @@ def _alike(graph: Any, compiled: Any, lowered: Any, inputs: Sequence[Any], name:
     """Are the results of both equal bit by bit, and what they left in their inputs? Both run on clones."""
     places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(inputs[i].requires_grad for i in places):
-        tell("inside-not-seen", f"a graph of the backend {name} is captured at its boundary: its gradients would come from another graph")
+        said = "is captured at its boundary: its gradients would come from another graph; under torch.no_grad() its nodes are captured"
+        tell("inside-not-seen", f"a graph of the backend {name} {said}")
         return False
     try:
         expected, found = (silently(graph, functools.partial(_on, code), inputs, (), places) for code in (compiled, lowered))

@@ -14,13 +14,10 @@ import atexit
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 

@@ -29,7 +29,7 @@ _DESCRIPTION_BYTES = 4096
 _PROGRAMS = (".pdmodel", ".json")
 
 
-class _Stream(NamedTuple):
+class Stream(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -57,7 +57,7 @@ class Bytes:
         return bytes(self.data[start : start + nbytes])
 
 
-def _streams(data: Bytes, size: int) -> Iterator[_Stream]:
+def _streams(data: Bytes, size: int) -> Iterator[Stream]:
     """The tensors of a file, without their elements. Raises UnreadableRun where the next one makes no sense."""
     place = 0
     while place < size:
@@ -66,7 +66,7 @@ def _streams(data: Bytes, size: int) -> Iterator[_Stream]:
         place = found.start + found.nbytes
 
 
-def _stream(data: Bytes, place: int) -> _Stream:
+def _stream(data: Bytes, place: int) -> Stream:
     began = place
     try:
         version, levels = struct.unpack("<IQ", data.part(place, 12))
@@ -86,14 +86,14 @@ def _stream(data: Bytes, place: int) -> _Stream:
     if dtype not in dtypes.DTYPES:
         raise UnreadableRun(f"the tensor at byte {began} has a dtype that is not known: {dtype or 'none'}")
     extents = limits.extents(shape, f"the tensor at byte {began}")
-    return _Stream(dtype, extents, place + length, limits.count(extents) * dtypes.named(dtype).itemsize)
+    return Stream(dtype, extents, place + length, limits.count(extents) * dtypes.named(dtype).itemsize)
 
 
 def open_run(place: Place) -> Run:
     """Parameters of the layers they belong to, memory-mapped; what follows a damaged tensor is lost and listed."""
     mapped = np.memmap(place.path, np.uint8, "r")
     building = Building(place.path, "paddle params")
-    found: list[_Stream] = []
+    found: list[Stream] = []
     try:
         found.extend(_streams(Bytes(mapped), place.size))  # keeps what came before the first that is damaged
     except UnreadableRun as error:
@@ -114,25 +114,25 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
-def places(place: Place, program: Place) -> dict[str, tuple[str, int, int]]:
-    """(dtype, where its elements begin, bytes) of every tensor of a file by its name, which the program of these weights knows.
+def places(place: Place, program: Place) -> dict[str, Stream]:
+    """Where every tensor of a file lies, by its name, which the program of these weights knows.
 
     {} when the program has other weights. Raises UnreadableRun, ValueError, OSError.
     """
     parameters = paddle_program.described(program).parameters
     found = list(_streams(Bytes(np.memmap(place.path, np.uint8, "r")), place.size))
     names = _fitting(parameters, found)
-    return {name: (stream.dtype, stream.start, stream.nbytes) for name, stream in zip(names or (), found)}
+    return dict(zip(names or (), found))
 
 
-def _fitting(parameters: Mapping[str, Variable], found: list[_Stream]) -> list[str] | None:
+def _fitting(parameters: Mapping[str, Variable], found: list[Stream]) -> list[str] | None:
     """The names of tensors in the order in which they lie, None when these are other parameters."""
     names = sorted(parameters)
     fits = len(names) == len(found) and all((parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape) for n, s in zip(names, found))
     return names if fits else None
 
 
-def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: _Stream) -> int:
+def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: Stream) -> int:
     if stream.start + stream.nbytes > size:
         left = max(size - stream.start, 0)
         return building.tensor(
@@ -148,11 +148,11 @@ def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]
     return building.tensor(stream.dtype, stream.shape, load)
 
 
-def _empty(stream: _Stream) -> Array:
+def _empty(stream: Stream) -> Array:
     return np.empty(stream.shape, dtypes.named(stream.dtype).numpy)
 
 
-def _names(building: Building, place: Place, found: list[_Stream]) -> list[str]:
+def _names(building: Building, place: Place, found: list[Stream]) -> list[str]:
     """The names that the program beside gives them; numbers where there is none, or one of other tensors."""
     plain = [f"tensor.{i}" for i in range(len(found))]
     for suffix in _PROGRAMS:
