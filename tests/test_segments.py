@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from counting import counted
 
+from counting import counted
 from whence.segments import segments
 
 

@@ -9,9 +9,9 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from counting import counted
 
 import whence
+from counting import counted
 from whence.errors import CaptureError, OutputExists, UnreadableRun
 
 torch = pytest.importorskip("torch")

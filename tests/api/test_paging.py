@@ -164,7 +164,7 @@ def test_what_is_introduced_is_above_what_explains_it_and_what_is_inherited_belo
 
 
 class Rounded(torch.nn.Linear):
-    """The kernel of another processor: each element is rounded away from what `reference` gave, so that rounding adds to an inherited error."""
+    """The kernel of another processor: its rounding points away from what `reference` gave, as an inherited error may."""
 
     reference: torch.Tensor
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from counting import counted
 
+from counting import counted
 from whence.errors import ElementsMissing, WhenceError
 from whence.readers import Place, known
 from whence.readers import open_run as open_any
