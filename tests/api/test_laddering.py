@@ -1,6 +1,7 @@
 """`whence.ladder`: the stage of compilation at fault is named, a clean model climbs in silence, and what cannot be told is said."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 torch.set_num_threads(1)
 
 NORM = torch.ops.aten.native_layer_norm.default
+RIGHT = {"noise", "bit-equal"}  # whether a decomposition rounds as the operator does is the processor's affair
 
 
 class Net(nn.Module):
@@ -86,12 +88,13 @@ def test_a_clean_model(tmp_path):
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     result = whence.ladder(with_backend(plain), GIVEN, output=tmp_path / "kept")
     assert (result.status, result.stages, result.repeats) == ("same", (), True)
-    assert verdicts(result) == [
-        ("eager", "bit-equal"), ("aot_eager", "bit-equal"), ("aot_eager_decomp_partition", "noise"), ("inductor", "bit-equal"),
-    ]  # fmt: skip
     decomp = result.rungs[2]
-    assert decomp.evidence == "replay"
-    assert 0 < decomp.rel_l2 < 1e-6
+    assert verdicts(result) == [
+        ("eager", "bit-equal"), ("aot_eager", "bit-equal"), ("aot_eager_decomp_partition", decomp.verdict), ("inductor", "bit-equal"),
+    ]  # fmt: skip
+    assert decomp.verdict in RIGHT
+    assert decomp.evidence == "replay" or decomp.verdict == "bit-equal"
+    assert 0 <= decomp.rel_l2 < 1e-6
     assert decomp.previous_rel_l2 == decomp.rel_l2
     assert (decomp.graphs, decomp.breaks, decomp.backends) == (1, 0, ("plain",))
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -99,7 +102,7 @@ def test_a_clean_model(tmp_path):
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in before.items())
     kept = {path.name for path in (tmp_path / "kept").iterdir()}
     assert {"eager", "eager-again", "aot_eager", "cmp-inductor", "ladder.json"} <= kept
-    assert whence.load_comparison(decomp.comparison).counts == {"noise": 1}
+    assert set(whence.load_comparison(decomp.comparison).counts) <= {"noise", "identical"}
     again = Ladder(**json.loads((tmp_path / "kept" / "ladder.json").read_text()))
     assert (again.status, len(again.rungs)) == ("same", 4)
     text = report.rungs(result)
@@ -229,14 +232,20 @@ def test_weights_drawn_anew_each_time():
 
 
 class Unsteady(Net):
-    """Rounds another way each time, as atomics do."""
+    """Rounds another way each time, as atomics do: never as the time before, and never much further off than that."""
+
+    last_bits = itertools.cycle((1, 5, 2, 6, 3, 7, 4, 8))
+
+    @torch._dynamo.disable
+    def drawn(self):
+        return 1 + next(self.last_bits) * 2.0**-23
 
     def forward(self, x):
-        y = super().forward(x)
-        return y * float(1 + np.random.default_rng().integers(1, 9) * 1e-7)
+        return super().forward(x) * self.drawn()
 
 
-def test_an_eager_run_that_does_not_repeat_itself():
+def test_an_eager_run_that_does_not_repeat_itself(monkeypatch):
+    monkeypatch.setattr(Unsteady, "last_bits", itertools.cycle((1, 5, 2, 6, 3, 7, 4, 8)))
     result = whence.ladder(with_backend(torch._dynamo.disable(plain), Unsteady), GIVEN)
     assert not result.repeats
     assert result.status == "same"
@@ -264,8 +273,17 @@ def trained(model):
         optimizer.step()
 
 
+def two_bits_off(original, *args):
+    """A layer norm whose elements are off by two in their last bit, to and fro, on every processor."""
+    out, mean, rstd = original(*args)
+    signs = 1 - 2 * (torch.arange(out.shape[-1]) % 2).to(out.dtype)
+    return out * (1 + 2 * 2.0**-23 * signs), mean, rstd
+
+
 @pytest.mark.parametrize("fault", [1.0, 1.0005])
-def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, monkeypatch):
+def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, decomposed):
+    decomposed(two_bits_off)
+
     def backend(graph, inputs):
         return lambda *args: [out * fault for out in graph.forward(*args)] if fault != 1.0 else graph.forward(*args)
 
@@ -276,7 +294,7 @@ def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, monkeypatch)
     result = whence.ladder(make, trained)
     assert result.repeats
     decomp = result.rungs[-2]
-    assert decomp.verdict == "noise"
+    assert decomp.verdict == "noise"  # not bit-equal, whatever the kernels
     # More than the fixed rule of two dumps allows: without the measure this would be a false alarm.
     assert decomp.rel_l2 > 5 * 2 * 2.0**-24
     assert any("rounded once more" in note for note in result.notes)
@@ -289,7 +307,8 @@ def test_a_function():
 
     result = whence.ladder(lambda: torch.compile(scores, backend=plain), {"x": GIVEN, "by": 3.0})
     assert result.status == "same"
-    assert [(r.verdict, r.graphs) for r in result.rungs[1:]] == [("bit-equal", 1), ("noise", 1), ("bit-equal", 1)]
+    assert [(r.verdict in RIGHT, r.graphs) for r in result.rungs[1:]] == [(True, 1)] * 3
+    assert [result.rungs[k].verdict for k in (1, 3)] == ["bit-equal", "bit-equal"]
     assert result.rungs[-1].backends == ("plain",)
 
 
@@ -357,5 +376,5 @@ def test_training_with_dropout():
     model = Trained()
     result = whence.ladder(model, use)
     assert result.status == "same"
-    assert [r.verdict for r in result.rungs[1:]] == ["bit-equal", "noise", "noise"]
+    assert {r.verdict for r in result.rungs[1:]} <= RIGHT
     assert all(p.grad is None for p in model.parameters())

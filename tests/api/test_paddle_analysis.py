@@ -130,13 +130,15 @@ def test_a_weight_is_named(folder):
     [
         ("ref", "onednn"), ("onednn", "ref"), ("legacy", "legacy_onednn"), ("loop", "loop_onednn"), ("loop_onednn", "loop"),
         ("image", "image_onednn"), ("image_onednn", "image"), ("lstm", "lstm_onednn"), ("lstm_onednn", "lstm"),
+        ("lstm", "lstm_oldest"), ("lstm_oldest", "lstm_onednn"),
     ],
 )  # fmt: skip
 def test_passes_and_onednn_are_noise(folder, one, two):
     result = compared(folder, one, two)
     assert (result.status, result.findings) == ("same", ())
-    assert any(" are one " in line or " is " in line or "oneDNN" in line for line in result.programs)
-    assert result.occurrences.first_difference is not None
+    assert any(" are one " in line or " is " in line or "oneDNN" in line or "are equal" in line for line in result.programs)
+    # Whether the kernels of this processor round alike is its own affair: no difference is reported exactly where there is none.
+    assert (result.occurrences.first_difference is None) == (set(result.counts) == {"identical"})
     assert result.occurrences.first_significant is None
 
 

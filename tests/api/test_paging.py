@@ -163,6 +163,35 @@ def test_what_is_introduced_is_above_what_explains_it_and_what_is_inherited_belo
     assert by_name["up"].error == 0.0
 
 
+class Rounded(torch.nn.Linear):
+    """The kernel of another processor: its rounding points away from what `reference` gave, as an inherited error may."""
+
+    reference: torch.Tensor
+
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.nextafter(y, torch.where(y >= self.reference, torch.inf, -torch.inf))
+
+
+@pytest.mark.torch
+def test_rounding_that_points_the_way_of_the_inherited_error_is_explained(folder, tmp_path):
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(16, 32)
+    target = Net(broken=True).eval()
+    target.down = Rounded(64, 8)
+    with torch.no_grad():
+        target.load_state_dict(net.state_dict())
+        Rounded.reference = net(x)
+        with whence.capture(target, tmp_path / "target"):
+            target(x)
+    compared = whence.compare(folder / "ref", tmp_path / "target")
+    down = next(c for c in page_of(compared).calls if c.name == "down")
+    assert down.verdict == "inherited"
+    inherited = next(v.numbers["inherited_rel"] for v in compared.verdicts if v.pair == down.pair)
+    # What came in does not explain all that is seen: the rounding is needed.
+    assert inherited < down.error <= down.noise < 1.001 * down.error
+
+
 @pytest.mark.torch
 def test_the_finding_is_looked_at_closely(folder):
     compared = load_comparison(folder / "cmp")

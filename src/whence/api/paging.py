@@ -255,12 +255,16 @@ def _parameters(rows: Iterable[Row]) -> str:
 
 
 def _noise(numbers: Mapping[str, float | None], made: Sequence[Row]) -> float | None:
-    """The largest error that rounding here, and what came in, explain: of a replay the inherited error and the limit times its own
-    rounding; of two dumps the growth that is let pass."""
+    """The largest error that rounding here, and what came in, explain: of a replay the inherited error and the rounding of both sides,
+    each at most the limit times the operator's own; of two dumps the growth that is let pass.
+
+    The parts are summed, because they may all point the same way: a root of squares would be what is usual, not what is largest."""
     floor, inherited = numbers.get("floor_rel"), numbers.get("inherited_rel")
     if floor is not None:
         u = max((judge.coarser(r.reference_dtype, r.target_dtype) for r in made), default=0.0)
-        return math.hypot(judge.LIMITS.for_dtype(u)[0] * floor, inherited or 0.0)
+        own = judge.LIMITS.for_dtype(u)[0] * floor
+        by_reference = numbers.get("reference_rel")
+        return (inherited or 0.0) + own + (own if by_reference is None else min(by_reference, own))
     growth, out = numbers.get("growth"), numbers.get("e_out")
     if growth and out is not None:
         return _told(out / growth * judge.LIMITS.growth)
