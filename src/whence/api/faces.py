@@ -168,6 +168,13 @@ class Faces:
         except ElementsMissing:
             return None
 
+    def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
+        """What the elements of the pair that differs most show; None where none are known."""
+        known = [(self.error(slot), slot) for slot in slots]
+        error, slot = max(known, key=lambda item: item[0].value or 0.0)
+        arrays = self.arrays(slot)
+        return judge.sight(*arrays, error.u, judge.LIMITS.within(error.u)) if arrays is not None else None
+
     def slot(self, index: int, slot: str) -> SlotPair | None:
         """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
         if slot.startswith("param"):

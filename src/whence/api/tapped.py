@@ -271,9 +271,9 @@ class Tapped:
             verdict = judge.judge_region(index, -1, growth, note=note)
             if self.faces.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
-            elif not before[step] and verdict.verdict == "introduced":
-                said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
-                verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
+            else:
+                came = before[step] if has_order and before[step] else None
+                verdict = judge.judge_unseen(verdict, growth, u, came, functools.partial(self.faces.sight, slots))
             if not has_order and verdict.verdict == "undetermined":
                 verdict = _but(verdict, sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it inherits is not known")
             for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
@@ -314,7 +314,10 @@ class Tapped:
         elif local is not None:
             verdict = judge.judge_leaf(judge.LeafEvidence(index, given, [error], error.u, local=[(slot.reference_slot, local)]))
         elif given:
-            verdict = judge.judge_region(index, -1, judge.grow(given, [error], error.u), note=why)
+            growth = judge.grow(given, [error], error.u)
+            verdict = judge.judge_region(index, -1, growth, note=why)
+            if len(up.behind) > 1 or self._maker[record][1] >= 0:
+                verdict = judge.judge_unseen(verdict, growth, error.u, given, lambda: self.faces.sight([slot]))
         else:
             verdict = Verdict(
                 index, "undetermined", evidence="two dumps", numbers={"e_out": error.value},
