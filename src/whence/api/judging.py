@@ -162,7 +162,12 @@ class Judging:
         if call.id in self.blind.before:
             in_errors.append(self.blind.before[call.id])
         out_errors = [self.faces.error(s) for s in outputs]
+        if any(e.codes for e in in_errors):
+            out_errors = [self.faces.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)]
         u = max((e.u for e in out_errors), default=0.0)
+        if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
+            u = max([u, *(e.u for e in in_errors)])
+            out_errors = [self.faces.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
         if judge.grow(in_errors, out_errors, u).verdict == "introduced":
             in_errors[: len(inputs)] = [self.faces.below_masks(s, call) for s in inputs]
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))

@@ -266,6 +266,8 @@ class Tapped:
             # Statistics and lone elements of tensors that need not be computed from each other say nothing.
             errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]
             u = max((e.u for e in errors), default=0.0)
+            if any(e.codes for e in errors):  # and what they were rounded from was computed as what is seen before it
+                u = max([u, *(e.u for e in before[step])])
             has_order = UNORDERED not in self.faces.calls[call].notes
             growth = judge.grow(before[step] if has_order else [judge.Error(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)

@@ -1,5 +1,6 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
+from whence.judge.codes import are_codes, at_boundaries, beyond_boundaries, error_of_codes
 from whence.judge.concentrated import concentrated
 from whence.judge.drift import drift, parted
 from whence.judge.forms import forms_of, told_apart
@@ -22,8 +23,8 @@ from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay", "below_masks",
-    "between", "coarser", "concentrated", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay", "are_codes", "at_boundaries", "below_masks",
+    "between", "beyond_boundaries", "coarser", "concentrated", "drift", "elementwise", "error_of", "error_of_codes", "explain", "flips", "forms_of", "grow", "judge_leaf",
     "judge_region", "judge_stated", "judge_third", "judge_unseen", "local", "lone_element", "may_be_masked", "parameters", "parted",
     "partly", "pool", "repeated", "rounded", "roundoff", "sight", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results",
     "whole", "with_third",
