@@ -75,7 +75,9 @@ class Convolutions(nn.Module):
     def __init__(self, norm: type[nn.Module], depth: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.SiLU()) for _ in range(depth)]
+        blocks = [
+            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.SiLU()) for _ in range(depth)
+        ]
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(16, 10)
 
@@ -177,26 +179,43 @@ def _minilm(attention: str) -> nn.Module:
 def _sentences() -> dict[str, Tensor]:
     from transformers import AutoTokenizer
 
-    texts = ["Two runs of one model part.", "The third sentence is the longest of the four that are read here.", "Why?", "Noise grows with depth."]
+    texts = [
+        "Two runs of one model part.",
+        "The third sentence is the longest of the four that are read here.",
+        "Why?",
+        "Noise grows with depth.",
+    ]
     return dict(AutoTokenizer.from_pretrained(_minilm_folder())(texts, padding=True, return_tensors="pt"))
 
 
 _SMALL = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
 _BOTH = ("eager", "sdpa")
+_EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4}
+
+
+def _read(seed: int) -> Callable[[], dict[str, Tensor]]:
+    return _ids(180, (2, 20), seed)
+
+
 REPORTED = (
     Subject("minilm", _minilm, _sentences, _BOTH),
     Subject("llama", _transformer("Llama", 1, vocab_size=200, initializer_range=0.15, **_SMALL), _ids(200, (2, 16), 1), _BOTH),
     Subject("bert", _transformer("Bert", 2, vocab_size=200, initializer_range=0.1, **_SMALL), _ids(200, (2, 16), 2), _BOTH),
-    Subject("vit", _transformer("ViT", 3, image_size=32, patch_size=8, initializer_range=0.1, **_SMALL), _normal("pixel_values", (2, 3, 32, 32), 3), _BOTH),
+    Subject(
+        "vit",
+        _transformer("ViT", 3, image_size=32, patch_size=8, initializer_range=0.1, **_SMALL),
+        _normal("pixel_values", (2, 3, 32, 32), 3),
+        _BOTH,
+    ),
     Subject("convolutions", _plain(lambda: Convolutions(nn.BatchNorm2d, 5), 4), _normal("x", (2, 3, 16, 16), 4)),
     Subject("lstm", _plain(lambda: Recurrent(nn.LSTM, 3), 5), _normal("x", (2, 30, 24), 5)),
     Subject("mlp", _plain(lambda: Perceptron(nn.GELU, 5), 6), _normal("x", (16, 48), 6)),
 )
 TUNING = (
-    Subject("gpt2", _transformer("GPT2", 21, vocab_size=180, n_embd=48, n_layer=6, n_head=4, initializer_range=0.1), _ids(180, (2, 20), 21), _BOTH),
-    Subject("qwen2", _transformer("Qwen2", 22, vocab_size=180, num_key_value_heads=2, initializer_range=0.2, **_SMALL), _ids(180, (2, 20), 22), _BOTH),
-    Subject("roberta", _transformer("Roberta", 23, vocab_size=180, **_SMALL), _ids(180, (2, 20), 23), _BOTH),
-    Subject("mixtral", _transformer("Mixtral", 24, vocab_size=180, num_key_value_heads=2, num_local_experts=4, initializer_range=0.15, **_SMALL), _ids(180, (2, 20), 24), _BOTH, False),
+    Subject("gpt2", _transformer("GPT2", 21, vocab_size=180, n_embd=48, n_layer=6, n_head=4, initializer_range=0.1), _read(21), _BOTH),
+    Subject("qwen2", _transformer("Qwen2", 22, vocab_size=180, num_key_value_heads=2, initializer_range=0.2, **_SMALL), _read(22), _BOTH),
+    Subject("roberta", _transformer("Roberta", 23, vocab_size=180, **_SMALL), _read(23), _BOTH),
+    Subject("mixtral", _transformer("Mixtral", 24, vocab_size=180, initializer_range=0.15, **_SMALL, **_EXPERTS), _read(24), _BOTH, False),
     Subject("group norm", _plain(lambda: Convolutions(_Groups, 8), 25), _normal("x", (2, 3, 16, 16), 25)),
     Subject("gru", _plain(lambda: Recurrent(nn.GRU, 4), 26), _normal("x", (2, 60, 24), 26)),
     Subject("deep tanh", _plain(lambda: Perceptron(nn.Tanh, 16), 27), _normal("x", (16, 48), 27)),
@@ -471,9 +490,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = pairs(REPORTED if options.split == "reported" else TUNING, options.only, options.statistics, tell)
     for faulty in (False, True):
         counts = Counter(t.status for t in found if t.faulty == faulty)
-        print(f"{'faults' if faulty else 'benign':8} {sum(counts.values()):4}: " + ", ".join(f"{counts[s]} {s}" for s in ("same", "undecided", "different")))
+        print(
+            f"{'faults' if faulty else 'benign':8} {sum(counts.values()):4}: "
+            + ", ".join(f"{counts[s]} {s}" for s in ("same", "undecided", "different"))
+        )
     if options.json:
-        Path(options.json).write_text(json.dumps([{"pair": t.pair, "faulty": t.faulty, "status": t.status, "distance": t.distance, "said": t.said} for t in found]))
+        Path(options.json).write_text(
+            json.dumps([{"pair": t.pair, "faulty": t.faulty, "status": t.status, "distance": t.distance, "said": t.said} for t in found])
+        )
     return int(any(t.wrong for t in found))
 
 

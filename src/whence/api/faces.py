@@ -140,12 +140,14 @@ class Faces:
     def rounded(self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error) -> judge.Error:
         """The error of codes, none where they part only at values of an input that lie at the boundary between two."""
         codes = self.arrays(slot) if error.codes and error.value and not error.lone else None
-        for given in inputs if codes is not None else ():
+        if codes is None:
+            return error
+        for given in inputs:
             record = self.reference.records[given.reference_record]
             arrays = self.arrays(given) if record.shape == self.reference.records[slot.reference_record].shape else None
-            if arrays is not None and self.measured[given.reference_record, given.target_record].identical:
-                if judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
-                    return dataclasses.replace(error, value=0.0)
+            same = self.measured[given.reference_record, given.target_record].identical
+            if arrays is not None and same and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
+                return dataclasses.replace(error, value=0.0)
         return error
 
     def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:

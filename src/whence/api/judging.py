@@ -197,7 +197,7 @@ class Judging:
         if verdict.cause or not outputs or not self._may_be_a_network(call):
             return verdict
         growth = judge.grow(evidence.inputs, evidence.outputs, evidence.u)
-        before = evidence.inputs if evidence.inputs else None
+        before = evidence.inputs or None
         return judge.judge_unseen(verdict, growth, evidence.u, before, lambda: self.faces.sight(outputs))
 
     def _may_be_a_network(self, call: Call) -> bool:
@@ -419,7 +419,8 @@ class Judging:
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
 
     def _by_growth(
-        self, index: int, region: Region, errors_in: Sequence[judge.Error], outputs: Sequence[tuple[str, SlotPair]], u: float, note: str = ""
+        self, index: int, region: Region, errors_in: Sequence[judge.Error], outputs: Sequence[tuple[str, SlotPair]], u: float,
+        note: str = "",
     ) -> Verdict:  # fmt: skip
         """The verdict of a stretch from two dumps: of an operator, or of whatever lies before it that neither run shows."""
         slots = [slot for _, slot in outputs]

@@ -221,8 +221,8 @@ class Replayer:
             found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
         for slot, local in found.local.items():
             if local.integer_mismatch and dtypes.of(produced[slot]).bits == 8:  # codes of values that lie at a boundary
-                copies = [run.working(seed=seed)[slot] for seed in (None, *range(_DRAWS))]
-                wrong = judge.beyond_boundaries(produced[slot], [r[slot], *copies])
+                draws = [run.working(seed=seed)[slot] for seed in (None, *range(_DRAWS))]
+                wrong = judge.beyond_boundaries(produced[slot], [r[slot], *draws])
                 found.local[slot] = dataclasses.replace(local, score=np.inf if wrong else 0.0, integer_mismatch=wrong)
         if highest(found.local) > judge.LIMITS.suspect and any(align.is_gathered(c) for c in (call, other)):
             # Kernels are chosen by extents, and these ran on others: what they may round is that of inputs a rounding apart.

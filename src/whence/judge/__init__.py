@@ -23,9 +23,10 @@ from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay", "are_codes", "at_boundaries", "below_masks",
-    "between", "beyond_boundaries", "coarser", "concentrated", "drift", "elementwise", "error_of", "error_of_codes", "explain", "flips", "forms_of", "grow", "judge_leaf",
-    "judge_region", "judge_stated", "judge_third", "judge_unseen", "local", "lone_element", "may_be_masked", "parameters", "parted",
-    "partly", "pool", "repeated", "rounded", "roundoff", "sight", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results",
+    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay",
+    "are_codes", "at_boundaries", "below_masks", "between", "beyond_boundaries", "coarser", "concentrated", "drift",
+    "elementwise", "error_of", "error_of_codes", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region",
+    "judge_stated", "judge_third", "judge_unseen", "local", "lone_element", "may_be_masked", "parameters", "parted", "partly",
+    "pool", "repeated", "rounded", "roundoff", "sight", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results",
     "whole", "with_third",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ def error_of_codes(measured: Measured) -> Error | None:
     count = values.get("compared")
     if apart is None or rms is None or largest is None or not spread or not count:
         return None
-    lone = (largest - 1) / spread if largest >= 2 else 0.0  # noqa: PLR2004 - steps
+    lone = (largest - 1) / spread if largest >= 2 else 0.0
     return Error(apart / (_MEAN * spread), u=_BY_CHANCE / (_MEAN * spread * count), lone=lone, codes=True, coarse=rms / spread)
 
 

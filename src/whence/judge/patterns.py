@@ -53,7 +53,7 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     pattern = _one_number(g, t, room) if g.size >= _LEAST_NUMBERS else ""
     if g.size >= _LEAST and not pattern:
         fine = u <= _SIXTEEN
-        pattern = _slices(g, t, room, fine) or _moved(g, t, room, fine)
+        pattern = _moved(g, t, room, fine) or _slices(g, t, room, fine)
     return Sight(typical, pattern)
 
 

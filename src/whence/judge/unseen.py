@@ -78,7 +78,7 @@ def _within(verdict: Verdict, growth: Growth, u: float, room: float) -> Verdict:
 
 
 def _far(u: float, before: Sequence[Error], limits: Limits) -> float:
-    """The error that no rounding makes. What is stored in float32 may have been computed in 16 bits, unless what came before shows otherwise."""
+    """The error that no rounding makes. What is stored in float32 may have been computed in 16 bits, unless what came before did not."""
     if u > _COARSE or any(e.codes for e in before):
         return limits.far_16
     exact = sum(1 for e in before if 0 < e.u < _SIXTEEN and u < _SIXTEEN and e.value is not None and e.value <= limits.within(e.u))

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from whence.judge import words
 from whence.judge.growth import Error, Growth, grow
 from whence.judge.limits import LIMITS, Limits
