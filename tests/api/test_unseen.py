@@ -20,7 +20,7 @@ class Deep(nn.Module):
         self.layers = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(8, 8), nn.Tanh())])
 
     def forward(self, x):
-        return self.layers(x) * (1 + self.noise)
+        return self.layers(x) * (1 + (self.noise(x) if callable(self.noise) else self.noise))
 
 
 def compared(tmp_path, noise):
@@ -34,10 +34,20 @@ def compared(tmp_path, noise):
 
 def test_growth_across_a_whole_model_is_no_evidence(tmp_path):
     result = compared(tmp_path, 3e-6)  # 25 times the unit roundoff, from equal inputs
+    assert (result.status, result.findings) == ("same", ())
+    assert result.verdicts[0].numbers["growth"] > 5
+
+
+def test_more_than_rounding_usually_makes_is_open(tmp_path):
+    result = compared(tmp_path, lambda x: 1e-3 * torch.sin(100 * x))
     assert (result.status, result.findings) == ("undecided", ())
-    verdict = result.verdicts[0]
-    assert (verdict.verdict, verdict.numbers["growth"] > 5) == ("undetermined", True)
-    assert "how much rounding inside makes is not known" in verdict.sentence
+    assert "how many operators lie between is not known" in result.verdicts[0].sentence
+
+
+def test_one_factor_on_everything_is_no_rounding(tmp_path):
+    result = compared(tmp_path, 1e-3)
+    assert (result.status, [f.verdict for f in result.findings]) == ("different", ["introduced"])
+    assert "everything is multiplied by 1.001" in result.findings[0].sentence
 
 
 def test_what_is_not_finite_on_one_side_is(tmp_path):

@@ -88,7 +88,7 @@ def _worse(one: judge.Error, other: judge.Error) -> judge.Error:
     """The larger of two errors."""
     if other.value is None or other.value <= (one.value or 0.0):
         return one
-    return judge.Error(other.value, other.evidence, u=other.u, lone=other.lone)
+    return judge.Error(other.value, other.evidence, u=other.u, lone=other.lone, coarse=other.coarse)
 
 
 def _outputs_only(run: Run) -> bool:

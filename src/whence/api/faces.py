@@ -118,14 +118,37 @@ class Faces:
             return unmasked
         measured = self.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, u)
+        if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
+            error = judge.error_of_codes(measured) or error
         if self.partly(slot):  # and figures of the few that are shown say little of the whole
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)
-        if error.u and (at := judge.lone_element(measured)) is not None:
+        if error.u and not error.codes and (at := judge.lone_element(measured)) is not None:
             error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
         spread = self._again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def accumulated(self, slot: SlotPair, error: judge.Error) -> judge.Error:
+        """The error of what was computed from codes: wider integers are sums of them, and differ by as much as numbers do."""
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        size = self.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
+        if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
+            return error
+        return judge.Error(size, codes=True)
+
+    def rounded(self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error) -> judge.Error:
+        """The error of codes, none where they part only at values of an input that lie at the boundary between two."""
+        codes = self.arrays(slot) if error.codes and error.value and not error.lone else None
+        if codes is None:
+            return error
+        for given in inputs:
+            record = self.reference.records[given.reference_record]
+            arrays = self.arrays(given) if record.shape == self.reference.records[slot.reference_record].shape else None
+            same = self.measured[given.reference_record, given.target_record].identical
+            if arrays is not None and same and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
+                return dataclasses.replace(error, value=0.0)
+        return error
 
     def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
         """The error of what a call read without what masks hide (`judge.below_masks`); without elements, unknown for what softmax read."""
@@ -167,6 +190,13 @@ class Faces:
             return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
         except ElementsMissing:
             return None
+
+    def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
+        """What the elements of the pair that differs most show; None where none are known."""
+        known = [(self.error(slot), slot) for slot in slots]
+        error, slot = max(known, key=lambda item: item[0].value or 0.0)
+        arrays = self.arrays(slot)
+        return judge.sight(*arrays, error.u, judge.LIMITS.within(error.u)) if arrays is not None else None
 
     def slot(self, index: int, slot: str) -> SlotPair | None:
         """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""

@@ -27,6 +27,9 @@ from whence.results import CallPair, SlotPair, Verdict, severity
 if TYPE_CHECKING:
     from whence.api.comparing import CompareOptions
 
+_FEW_OPERATORS = 12  # of a program that is one layer and no network
+_FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with what they lead to
+
 
 class Judging:
     """Judges the regions of a comparison in the order of execution.
@@ -159,7 +162,12 @@ class Judging:
         if call.id in self.blind.before:
             in_errors.append(self.blind.before[call.id])
         out_errors = [self.faces.error(s) for s in outputs]
+        if any(e.codes for e in in_errors):
+            out_errors = [self.faces.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)]
         u = max((e.u for e in out_errors), default=0.0)
+        if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
+            u = max([u, *(e.u for e in in_errors)])
+            out_errors = [self.faces.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
         if judge.grow(in_errors, out_errors, u).verdict == "introduced":
             in_errors[: len(inputs)] = [self.faces.below_masks(s, call) for s in inputs]
         evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
@@ -168,17 +176,38 @@ class Judging:
         if declared is not None:
             self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
+        verdict = self._judged_leaf(evidence, index, call, other, given)
+        return self._unless_unexplained(call, slots, given, self._of_depth(verdict, evidence, call, outputs))
+
+    def _judged_leaf(self, evidence: judge.LeafEvidence, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Verdict:
+        """The verdict of a leaf by the strongest evidence there is."""
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
-            return self._unless_unexplained(call, slots, given, first)
-        reason = self._postponed(call, index, judge.grow(in_errors, out_errors, u))
+            return first
+        reason = self._postponed(call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u))
         if reason:
-            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=reason)))
+            return judge.judge_leaf(_but(evidence, no_replay=reason))
         found = self._replayed(index, call, other, given)
         if not found.local:
-            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
-        verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
-        return self._unless_unexplained(call, slots, given, verdict)
+            return judge.judge_leaf(_but(evidence, no_replay=found.why))
+        return self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
+
+    def _of_depth(self, verdict: Verdict, evidence: judge.LeafEvidence, call: Call, outputs: Sequence[SlotPair]) -> Verdict:
+        """The verdict, for a call that may be a whole network by what rounding makes at unknown depth."""
+        if verdict.cause or not outputs or not self._may_be_a_network(call):
+            return verdict
+        growth = judge.grow(evidence.inputs, evidence.outputs, evidence.u)
+        before = evidence.inputs or None
+        return judge.judge_unseen(verdict, growth, evidence.u, before, lambda: self.faces.sight(outputs))
+
+    def _may_be_a_network(self, call: Call) -> bool:
+        """Does nothing tell how many operators this leaf is?"""
+        if call.kind == "label" or (call.notes and call.notes[0].endswith("inside not seen")):
+            return True
+        if call.kind != "module" or call.parent != -1 or GATHERED in call.notes:
+            return False
+        program = self.faces.reference.programs.get(call.program)
+        return program is None or len(program.operations) > _FEW_OPERATORS
 
     def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
         """Why this call is not replayed now, "" when it is."""
@@ -264,8 +293,6 @@ class Judging:
 
         What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that was rounding.
         """
-        if call.notes and call.notes[0].endswith("inside not seen"):
-            verdict = judge.of_unseen(verdict)
         if verdict.verdict not in ("noise", "inherited", "amplified"):
             return verdict
         for slot, was_given in given.items():
@@ -367,14 +394,13 @@ class Judging:
             parameter = judge.judge_leaf(evidence)
             return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
         if all(e.exact for e in errors_out) or self.replayer is None:
-            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+            return self._by_growth(index, region, errors_in, own, u)
         reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
         if reason:
-            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u), note=reason)
+            return self._by_growth(index, region, errors_in, own, u, reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
-        rest = [self.faces.error(s) for _, s in left]
         verdict: Verdict | None = None
         if local:
             verdict = _but_verdict(
@@ -383,14 +409,49 @@ class Judging:
             )
             if "whole" in verdict.numbers and (inside := self._inside_before(region)):
                 verdict = _but_verdict(verdict, where=inside)
-        if not rest:
-            return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+        if not left:
+            return verdict or self._by_growth(index, region, errors_in, own, u)
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
-        other = judge.judge_region(index, region.stretch, judge.grow(errors_in, rest, u), note=why)
+        other = self._by_growth(index, region, errors_in, left, u, why)
         if other.verdict == "introduced":
-            other = _but_verdict(other, slot=max(zip(left, rest, strict=True), key=lambda found: found[1].value or 0.0)[0][0])
+            other = _but_verdict(other, slot=max(left, key=lambda item: self.faces.error(item[1]).value or 0.0)[0])
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
+
+    def _by_growth(
+        self, index: int, region: Region, errors_in: Sequence[judge.Error], outputs: Sequence[tuple[str, SlotPair]], u: float,
+        note: str = "",
+    ) -> Verdict:  # fmt: skip
+        """The verdict of a stretch from two dumps: of an operator, or of whatever lies before it that neither run shows."""
+        slots = [slot for _, slot in outputs]
+        growth = judge.grow(errors_in, [self.faces.error(slot) for slot in slots], u)
+        verdict = judge.judge_region(index, region.stretch, growth, note=note)
+        if self._hidden_before(region) <= _FEW_HIDDEN:
+            return verdict
+        return judge.judge_unseen(verdict, growth, u, errors_in, lambda: self.faces.sight(slots))
+
+    def _hidden_before(self, region: Region) -> int:
+        """How many innermost calls right before a stretch show nothing that could be measured."""
+        hidden = 0
+        for kid in reversed(self.faces.kids.get(region.call, [])[: region.stretch]):
+            if self._shows_something(kid):
+                break
+            todo = [kid]
+            while todo:
+                call = todo.pop()
+                below = self.faces.kids.get(call, [])
+                hidden += not below
+                todo += below
+        return hidden
+
+    def _shows_something(self, call: int) -> bool:
+        """Was an output of this call, or of one inside it, measured?"""
+        index = self.faces.pair_of.get(call)
+        slots = self.faces.slots[index].values() if index is not None else ()
+        made = (s for s in slots if s.reference_slot.startswith(("output", "mutated")))
+        if any(self.faces.error(s).value is not None for s in made):
+            return True
+        return any(map(self._shows_something, self.faces.kids.get(call, ())))
 
     def _one_content(self, one: int, two: int) -> bool:
         """Do two records of the target hold the same bytes, as far as that is known?"""

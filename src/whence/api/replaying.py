@@ -31,6 +31,7 @@ _PRINTED = "its tensors were printed to fewer digits than they have, which no re
 # Converted parameters kept for the next call of the same module; never the whole model at once.
 _HELD_BYTES = 512 << 20
 _OTHER_LIBRARY = 16  # terms of a sum that rounds as a correct kernel of another library may: 1.2 roundings
+_DRAWS = 8  # of inputs a rounding apart, to see which values lie at the boundary between two codes
 _REPLICAS = 3  # noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)
 
 Slots = Callable[[str], SlotPair | None]
@@ -218,6 +219,11 @@ class Replayer:
             # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
             stepwise = figures(run.working(stepwise=True), written_out=True)
             found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
+        for slot, local in found.local.items():
+            if local.integer_mismatch and dtypes.of(produced[slot]).bits == 8:  # codes of values that lie at a boundary
+                draws = [run.working(seed=seed)[slot] for seed in (None, *range(_DRAWS))]
+                wrong = judge.beyond_boundaries(produced[slot], [r[slot], *draws])
+                found.local[slot] = dataclasses.replace(local, score=np.inf if wrong else 0.0, integer_mismatch=wrong)
         if highest(found.local) > judge.LIMITS.suspect and any(align.is_gathered(c) for c in (call, other)):
             # Kernels are chosen by extents, and these ran on others: what they may round is that of inputs a rounding apart.
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]

@@ -266,14 +266,16 @@ class Tapped:
             # Statistics and lone elements of tensors that need not be computed from each other say nothing.
             errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]
             u = max((e.u for e in errors), default=0.0)
+            if any(e.codes for e in errors):  # and what they were rounded from was computed as what is seen before it
+                u = max([u, *(e.u for e in before[step])])
             has_order = UNORDERED not in self.faces.calls[call].notes
             growth = judge.grow(before[step] if has_order else [judge.Error(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)
             if self.faces.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
-            elif not before[step] and verdict.verdict == "introduced":
-                said = f"differs by rel_l2 {_said(growth.e_out)}, and nothing before it is seen"
-                verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
+            else:
+                came = before[step] if has_order and before[step] else None
+                verdict = judge.judge_unseen(verdict, growth, u, came, functools.partial(self.faces.sight, slots))
             if not has_order and verdict.verdict == "undetermined":
                 verdict = _but(verdict, sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it inherits is not known")
             for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
@@ -314,7 +316,10 @@ class Tapped:
         elif local is not None:
             verdict = judge.judge_leaf(judge.LeafEvidence(index, given, [error], error.u, local=[(slot.reference_slot, local)]))
         elif given:
-            verdict = judge.judge_region(index, -1, judge.grow(given, [error], error.u), note=why)
+            growth = judge.grow(given, [error], error.u)
+            verdict = judge.judge_region(index, -1, growth, note=why)
+            if len(up.behind) > 1 or self._maker[record][1] >= 0:
+                verdict = judge.judge_unseen(verdict, growth, error.u, given, lambda: self.faces.sight([slot]))
         else:
             verdict = Verdict(
                 index, "undetermined", evidence="two dumps", numbers={"e_out": error.value},
@@ -347,22 +352,29 @@ class Tapped:
     def _located(self, verdict: Verdict, tile: Tile, suspects: Set[Tile], behind: Set[Tile], shared: Set[Tile]) -> Verdict:
         """With the name of what lies between: the call it happened in, or the first and last of several."""
         calls = self.faces.calls
+        suspects = suspects or behind  # each was on the way to a tensor that is right, and together they are wrong
         own = {t for t in suspects if t not in shared} or suspects
         also = sorted(suspects - own, key=self._order.__getitem__)
         sentence = verdict.sentence
         if also:
             names = dict.fromkeys(calls[t[0]].scope or calls[t[0]].root for t in also)
             sentence += f"; or in {', '.join(list(names)[:3])}, which other layers use too"
-        paths = [self._path(call) for call, _ in own]
-        common = [group[0] for group in zip(*paths) if len(set(group)) == 1][-1]
         parts = dict.fromkeys(self._topmost(t[0], behind) for t in sorted(own, key=self._order.__getitem__))
-        if len(parts) < 2 or common in parts or (all(self._within(call, common) for call in parts) and calls[common].parent != -1):
+        common = self._around({call for call, _ in own})
+        if common is not None and (
+            len(parts) < 2 or common in parts or (all(self._within(call, common) for call in parts) and calls[common].parent != -1)
+        ):
             if common != tile[0] and not calls[common].scope:
                 return _but(verdict, where=calls[common].root, named=common, sentence=sentence)
             return _but(verdict, where="" if common == tile[0] else calls[common].scope, sentence=sentence)
         # Several calls of a container that is more than they are.
-        scopes = [calls[call].scope for call in parts]
+        scopes = [calls[call].scope or calls[call].root for call in parts]
         return _but(verdict, where=f"{scopes[0]}..{scopes[-1]}", sentence=f"{sentence}; in between lie {', '.join(scopes[:6])}")
+
+    def _around(self, inner: Set[int]) -> int | None:
+        """The innermost call that all of these are part of, or are; None where they have different roots."""
+        common = [group[0] for group in zip(*(self._path(call) for call in inner)) if len(set(group)) == 1]
+        return common[-1] if common else None
 
     def _topmost(self, call: int, behind: Set[Tile]) -> int:
         """The largest call around this one of which everything lies between the tensors seen."""
@@ -459,7 +471,8 @@ class Tapped:
                 came = [walk.through(root) for walk in walks]
                 why = why or walks[0].why
                 for record, wide in came[0].items():
-                    if all(record in other for other in came[1:]):
+                    # What an earlier root made comes up again where a later one is given it, as the target's.
+                    if record not in out and all(record in other for other in came[1:]):
                         with contextlib.suppress(ElementsMissing):
                             local = self._local(record, wide, [other[record] for other in came[1:]])
                             if local is not None:
@@ -502,7 +515,7 @@ class Tapped:
         with Threads(1):
             for root in self._roots():
                 came = walk.through(root)
-                for record in beyond & came.keys():
+                for record in (beyond & came.keys()) - out.keys():
                     y, exact = self.faces.target.array(self._slots[record][1].target_record), self._wide[record]
                     before, after = blocks.by_row(y, exact), blocks.by_row(y, came[record])
                     size, left, expected = (blocks.typical(e) for e in (before, after, blocks.by_row(came[record], exact)))

@@ -25,6 +25,7 @@ class Error:
     spread: the same between runs of the reference, where there are several. drift: how far its statistics moved, where known.
     lone: where one element holds most of the error, that element's error over itself or
     its tensor's root mean square, whichever is larger; 0 where none does.
+    codes: of integers that were rounded from something (`judge.codes`); coarse: what their steps amount to for whoever reads them.
     """
 
     value: float | None
@@ -35,6 +36,13 @@ class Error:
     spread: float = 0.0
     drift: Drift | None = None
     lone: float = 0.0
+    codes: bool = False
+    coarse: float = 0.0
+
+    @property
+    def inherited(self) -> float | None:
+        """What who reads the tensor inherits."""
+        return None if self.value is None else max(self.value, self.coarse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
     """The error of a pair from its elements, else from both sides' statistics. u: the coarser side's unit roundoff (0: exact kind)."""
     if measured.identical:
         return Error(0.0, exact=True, u=u)
-    if _filled(reference) and _filled(target):
+    if (u or reference.dtype != target.dtype) and _filled(reference) and _filled(target):
         return Error(None, u=u, why="filled with the smallest number of each side's dtype, as masks are")
     if measured.tier != "none":
         mismatched = (measured.values.get("nan_mismatch") or 0) + (measured.values.get("inf_mismatch") or 0)
@@ -162,7 +170,7 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
     Integer inputs that differ count as e_in = 1: another index legitimately gives another row. Integer outputs that differ prove
     nothing when inputs differ at all: which of two near ties is chosen is for the scores beside them to tell.
     """
-    known_in = [e.value for e in inputs if e.value is not None]
+    known_in = [e.inherited for e in inputs if e.inherited is not None]
     if any(known_in):
         flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
         rest = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
@@ -202,13 +210,13 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
 
 def _moved(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits) -> tuple[str, float]:
     """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs and rounding move."""
-    known = [max(e.drift[:3]) if e.drift is not None else e.value or 0.0 for e in inputs if e.value is not None]
+    known = [max(e.drift[:3]) if e.drift is not None else e.inherited or 0.0 for e in inputs if e.value is not None]
     band = max(known, default=0.0) + 4 * u
     worst = ("", 0.0)
     alone = all(e.lone == 0 for e in inputs)
     for error in outputs:
         if error.lone and alone and (u or band):
-            by = error.lone / max(max((e.value or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread) / limits.lone
+            by = error.lone / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread) / limits.lone
             worst = max(worst, ("lone", by), key=lambda found: found[1])
         if error.drift is None or error.exact or band == 0:
             continue

@@ -28,6 +28,9 @@ class Limits:
     whole, whole_z: rho and z where many operators lie between what is seen, in units of what rounding in each of them makes.
     otherwise: what rounding may make of the root's outputs where it was given other positions or masks, in unit roundoffs (at 16
     bits 0.05, or ten).
+    within_32, within_16: relative error that rounding may make over any number of operators that nobody sees, in unit roundoffs
+    (judge.unseen); far_16, far, far_seen: the relative error that it never makes: in bfloat16 and coarser, in what is finer and may hide
+    bfloat16, and in float32 where what came before shows that it does not.
     flip: gap between two logits that rounding still closes, in standard deviations of a logit's own error (judge.logits).
     precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not a fault.
     """
@@ -59,11 +62,20 @@ class Limits:
     certain: float = 4.0
     suspect: float = 0.7
     otherwise: float = 1000.0
+    within_32: float = 100.0
+    within_16: float = 6.0
+    far_16: float = 0.2
+    far: float = 0.05
+    far_seen: float = 0.01
     flip: float = 6.0
 
     def of_drift(self, kind: str) -> float:
         """The limit of a kind of statistic, a field of `judge.drift.Drift`."""
         return {"extreme": self.extreme, "mean": self.mean, "moment": self.moment, "higher": self.higher}[kind]
+
+    def within(self, unit_roundoff: float) -> float:
+        """The relative error that rounding may make where nobody knows how many operators there are."""
+        return (self.within_16 if unit_roundoff > 1e-5 else self.within_32) * unit_roundoff
 
     def for_dtype(self, unit_roundoff: float) -> tuple[float, float]:
         """(rho limit, z limit) for a target of this unit roundoff."""

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from whence.judge import words
 from whence.judge.growth import Error, Growth, grow
 from whence.judge.limits import LIMITS, Limits
@@ -128,19 +126,6 @@ def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, flo
     if growth.verdict == "introduced":
         return Verdict(pair, "introduced", stretch, growth.evidence, "likely", _finite(growth.score()), "", numbers, sentence)
     return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
-
-
-def of_unseen(verdict: Verdict) -> Verdict:
-    """The verdict of a call whose inside not even the reference shows: it may be a whole model, and nothing says by how much errors grow
-    in one. Growth is then no evidence; a NaN or an infinity that only one side has is.
-    """
-    by_growth = verdict.verdict == "introduced" and verdict.evidence in ("two dumps", "statistics")
-    if not by_growth or verdict.numbers.get("e_out") is None:
-        return verdict
-    return msgspec.structs.replace(
-        verdict, verdict="undetermined", confidence="", score=None,
-        sentence=f"{verdict.sentence}; how much rounding inside makes is not known",
-    )  # fmt: skip
 
 
 def _of_growth(growth: Growth) -> dict[str, float | None]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.codes import beyond_boundaries
 from whence.judge.limits import LIMITS, Limits, unit_roundoff
 from whence.judge.local import Local, comparable, flat, norm, rounded, same_sentinel, worst
 
@@ -25,8 +26,7 @@ def measure(
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
-        wrong = np.logical_and.reduce([output != c.astype(output.dtype) for c in (wide, *copies)])
-        count = int(np.count_nonzero(wrong))
+        count = beyond_boundaries(output, [wide, *copies])
         return Local(math.inf if count else 0.0, integer_mismatch=count)
     u, big = unit_roundoff(kind.name), kind.max_finite or math.inf
     y, r = flat(output), flat(wide)

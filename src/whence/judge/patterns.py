@@ -1,0 +1,137 @@
+"""Patterns in the difference of two tensors that rounding makes in no network, however deep.
+
+Rounding at one place reaches all that rests on it, each element by another amount. One factor or one constant on everything, a channel
+that is far off among channels that agree, elements that stand in another place: each of these is one mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+
+F64 = npt.NDArray[np.float64]
+
+_LEAST, _LEAST_NUMBERS = 64, 16  # elements; of fewer, patterns are chance, and that one number explains all of them
+_MOSTLY = 0.35  # of the error's 2-norm is left where a pattern explains nearly all of its squares
+_ALIKE = 0.1  # of a factor or constant is what single elements may stray from it
+_COARSE = 0.02  # a factor or constant beyond what storing one scalar in 16 bits makes
+_VARIED = 0.05  # standard deviation over mean; of a tensor that is nearly one number everything is a factor
+_SLICES, _FEW = 8, 0.25  # along an axis: at least so many, and at most this share of them far off
+_CLEARLY = 10  # times the limit is what a slice that is far off differs by
+_LONGEST, _WORK = 1024, 1 << 28
+_CLOSER = 0.25  # of the distance to its own place is that to the place where a slice came from
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the elements of a pair show. typical: the median over rows of their relative error. pattern: in words, "" for none."""
+
+    typical: float
+    pattern: str = ""
+
+
+def sight(reference: Array, target: Array, u: float, room: float) -> Sight | None:
+    """Look at a pair of one shape. u: its unit roundoff; room: the relative error that rounding may make. None where nothing can be said.
+
+    Rows that are far off, and rows in another place, are patterns only where routing by near ties is no reason: not in 16 bits.
+    """
+    if reference.shape != target.shape or not reference.size or any(dtypes.of(a).kind == "complex" for a in (reference, target)):
+        return None
+    g, t = reference.astype(np.float64), target.astype(np.float64)
+    both = np.isfinite(g) & np.isfinite(t)
+    g, t = np.where(both, g, 0.0), np.where(both, t, 0.0)
+    size, apart = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
+    if not size or not apart:
+        return None
+    typical = _typical(g, t)
+    pattern = _one_number(g, t, room) if g.size >= _LEAST_NUMBERS else ""
+    if g.size >= _LEAST and not pattern:
+        fine = u <= _SIXTEEN
+        pattern = _moved(g, t, room, fine) or _slices(g, t, room, fine)
+    return Sight(typical, pattern)
+
+
+def _typical(g: F64, t: F64) -> float:
+    rows, others = (x.reshape(-1, x.shape[-1] if x.ndim else 1) for x in (g, t))
+    sizes = np.linalg.norm(rows, axis=1)
+    floor = 0.1 * math.sqrt(float((sizes * sizes).mean()))
+    return float(np.median(np.linalg.norm(others - rows, axis=1) / np.maximum(sizes, floor)))
+
+
+def _one_number(g: F64, t: F64, room: float) -> str:
+    """One factor on everything, or one constant added."""
+    mean, spread = float(g.mean()), float(g.std())
+    if spread <= _VARIED * abs(mean):
+        return ""
+    e, size = t - g, float(np.linalg.norm(g))
+    apart = float(np.linalg.norm(e))
+
+    def explains(rest: F64, effect: float) -> bool:
+        left = float(np.linalg.norm(rest))
+        return left <= _MOSTLY * apart and (left <= room * size or abs(effect) >= _COARSE)
+
+    large = np.abs(g) >= max(float(np.median(np.abs(g))), 1e-300)
+    ratio = t[large] / g[large]
+    factor = float(np.median(ratio))
+    alike = float(np.median(np.abs(ratio - factor))) <= _ALIKE * abs(factor - 1)
+    if factor != 1 and alike and explains(t - factor * g, factor - 1):
+        return f"everything is multiplied by {factor:.4g}"
+    shift = float(np.median(e))
+    alike = float(np.median(np.abs(e - shift))) <= _ALIKE * abs(shift)
+    if shift and alike and explains(e - shift, shift * math.sqrt(g.size) / size):
+        return f"{shift:+.3g} is added to everything"
+    return ""
+
+
+def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
+    """A few channels or rows far off, the others within what rounding makes."""
+    for axis in reversed(range(g.ndim)):
+        channel = axis == g.ndim - 1 or (axis == 1 and g.ndim == 4)
+        count = g.shape[axis]
+        if count < _SLICES or not (channel or fine) or g.size // count < 4:
+            continue
+        around = tuple(k for k in range(g.ndim) if k != axis)
+        power, error = (g * g).sum(around), ((t - g) ** 2).sum(around)
+        relative = np.sqrt(error / np.maximum(power, power.mean()))
+        bad = relative > _CLEARLY * room
+        rest = math.sqrt(float(error[~bad].sum()) / max(float(power[~bad].sum()), 1e-300)) if not bad.all() else math.inf
+        if bad.any() and bad.sum() <= _FEW * count and rest <= room:
+            return f"{_named('channel' if channel else 'row', np.flatnonzero(bad))} of {count} {'is' if bad.sum() == 1 else 'are'} far off"
+    return ""
+
+
+def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
+    """Channels or rows that stand in another place."""
+    size, apart = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
+    for axis in reversed(range(g.ndim)):
+        count = g.shape[axis]
+        each = g.size // count
+        if not 2 <= count <= _LONGEST or each < _SLICES or count * g.size > _WORK:
+            continue
+        a, b = (np.moveaxis(x, axis, 0).reshape(count, -1) for x in (g, t))
+        distance = np.maximum((b * b).sum(1)[:, None] + (a * a).sum(1) - 2 * b @ a.T, 0.0)
+        own, nearest = np.diagonal(distance), distance.argmin(1)
+        moved = distance[np.arange(count), nearest] < _CLOSER**2 * own
+        channel = axis == g.ndim - 1
+        if not moved.any() or (not channel and not fine and 2 * moved.sum() < count):
+            continue
+        left = float(np.linalg.norm(b - a[np.where(moved, nearest, np.arange(count))]))
+        if left <= _MOSTLY * apart and left <= max(room, _ALIKE * apart / size) * size:
+            what = _named("channel" if channel else "row", np.flatnonzero(moved))
+            return f"{what} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place of others"
+    return ""
+
+
+def _named(what: str, which: npt.NDArray[np.int64]) -> str:
+    if len(which) == 1:
+        return f"{what} {which[0]}"
+    return f"{len(which)} {what}s ({', '.join(map(str, which[:4]))}{', ...' if len(which) > 4 else ''})"
+
+
+_SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above

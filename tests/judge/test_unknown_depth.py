@@ -1,0 +1,131 @@
+"""What rounding at no depth makes, in numpy: patterns, sizes, and what stays open."""
+
+import math
+
+import numpy as np
+import pytest
+
+from whence import dtypes
+from whence.judge import LIMITS, Error, Sight, grow, judge_region, judge_unseen, sight
+
+U32, BF16 = 2.0**-24, 2.0**-8
+RNG = np.random.default_rng(11)
+
+
+def noisy(array, size):
+    return (array + RNG.normal(size=array.shape) * size * np.sqrt((array * array).mean())).astype(np.float32)
+
+
+def seen(change, u=U32, noise=1e-7, shape=(24, 32)):
+    reference = RNG.normal(size=shape).astype(np.float32)
+    return sight(reference, noisy(change(reference.astype(np.float64)), noise), u, LIMITS.within(u))
+
+
+def patched(x, where, value):
+    out = x.copy()
+    out[where] = value
+    return out
+
+
+@pytest.mark.parametrize("u", [U32, BF16])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: 1.25 * x, "multiplied by 1.25"),
+        (lambda x: -x, "multiplied by -1"),
+        (lambda x: x + 0.4, "0.4 is added"),
+        (lambda x: patched(x, (slice(None), 5), 2.0), "channel 5 of 32 is far off"),
+        (lambda x: np.roll(x, 1, -1), "channels"),
+        (lambda x: x[:, ::-1], "channels"),
+        (lambda x: np.roll(x, 1, 0), "24 rows (0, 1, 2, 3, ...) of 24 stand"),
+        (lambda x: x[:, [1, 0, *range(2, 32)]], "2 channels (0, 1) of 32 stand"),
+    ],
+)
+def test_one_mistake_is_a_pattern(change, words, u):
+    assert words in seen(change, u, noise=u).pattern
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 0.02, 0.3])
+@pytest.mark.parametrize("shape", [(24, 32), (4, 6, 16), (2, 3, 8, 8), (300,), (9, 7)])
+def test_noise_of_any_size_is_none(size, shape):
+    for u in (U32, BF16):
+        assert seen(lambda x: x, u, noise=size, shape=shape).pattern == ""
+
+
+def test_rows_are_a_pattern_only_where_near_ties_route_none():
+    def routed(x):
+        return patched(x, 3, RNG.normal(size=x.shape[-1]))
+
+    def exchanged(x):
+        return x[[1, 0, *range(2, len(x))]]
+
+    assert "row 3 of 24 is far off" in seen(routed).pattern
+    assert "2 rows (0, 1) of 24 stand" in seen(exchanged).pattern
+    assert seen(routed, BF16, noise=BF16).pattern == seen(exchanged, BF16, noise=BF16).pattern == ""
+
+
+def test_what_is_nearly_one_number_has_no_factor():
+    assert sight(np.full((8, 16), 0.5, np.float32), np.full((8, 16), 0.51, np.float32), U32, 6e-6).pattern == ""
+
+
+@pytest.mark.parametrize(("one", "two"), [((3, 4), (4, 3)), ((0,), (0,))])
+def test_nothing_is_seen_of_other_shapes(one, two):
+    assert sight(np.ones(one, np.float32), np.ones(two, np.float32), U32, 6e-6) is None
+
+
+def judged(e_in, e_out, u=U32, before=(), look=None, evidence="two dumps"):
+    inputs = [Error(e_in, u=u), *before]
+    growth = grow(inputs, [Error(e_out, evidence, u=u)], u)
+    return judge_unseen(judge_region(0, -1, growth), growth, u, inputs, lambda: look)
+
+
+@pytest.mark.parametrize(
+    ("e_in", "e_out", "u", "verdict"),
+    [
+        (0.0, 1e-7, U32, "noise"),
+        (0.0, 5e-6, U32, "noise"),  # forty times what one operator may
+        (0.0, 1e-4, U32, "undetermined"),
+        (0.0, 0.04, U32, "undetermined"),  # as 16 bits inside
+        (0.0, 0.1, U32, "introduced"),
+        (0.0, 0.02, BF16, "noise"),
+        (0.0, 0.1, BF16, "undetermined"),
+        (0.01, 0.03, BF16, "undetermined"),  # by small steps, and still more than rounding usually grows to
+        (0.0, 0.5, BF16, "introduced"),
+        (0.3, 0.6, BF16, "inherited"),
+        (0.0, math.inf, U32, "introduced"),
+    ],
+)
+def test_sizes(e_in, e_out, u, verdict):
+    assert judged(e_in, e_out, u).verdict == verdict
+
+
+def test_float32_that_was_seen_to_be_float32_leaves_less_room():
+    agreeing = [Error(3e-7, u=U32)] * 2
+    assert judged(0.0, 0.02, before=agreeing).verdict == "introduced"
+    assert judged(0.0, 0.02, before=agreeing[:1]).verdict == "undetermined" or len(agreeing) == 2
+    assert judged(0.0, 1e-3, before=agreeing).verdict == "undetermined"
+
+
+def test_a_pattern_decides_and_few_wrong_rows_are_not_a_large_error():
+    assert judged(0.0, 1e-3, look=Sight(1e-3, "channel 1 of 8 is far off")).verdict == "introduced"
+    assert judged(0.0, 0.4, look=Sight(1e-4)).verdict == "undetermined"
+
+
+def test_statistics_do_not_show_the_order_of_elements():
+    open_ = judged(0.0, 1e-7, evidence="statistics")
+    assert open_.verdict == "undetermined"
+    assert "record the elements" in open_.sentence
+    assert judged(0.0, 0.5, evidence="statistics").verdict == "introduced"
+
+
+def test_integers_may_be_chosen_by_scores_that_are_nearly_equal():
+    growth = grow([Error(0.0, exact=True)], [Error(1.0)], 0.0)
+    verdict = judge_unseen(judge_region(0, -1, growth), growth, 0.0, [Error(0.0, exact=True)], lambda: None)
+    assert verdict.verdict == "undetermined"
+    assert "scores" in verdict.sentence
+
+
+def test_bfloat16_elements_are_seen():
+    reference = RNG.normal(size=(16, 16)).astype(dtypes.named("bfloat16").numpy)
+    target = (reference.astype(np.float32) * 1.5).astype(reference.dtype)
+    assert "multiplied by 1.5" in sight(reference, target, BF16, LIMITS.within(BF16)).pattern
