@@ -14,13 +14,14 @@ from whence.judge.printed import partly, roundoff
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.stated import judge_stated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
+from whence.judge.ties import Choice
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region, of_unseen
 from whence.judge.views import results as view_results
 from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks",
+    "LIMITS", "Choice", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "ThreeWay", "below_masks",
     "between", "coarser", "concentrated", "drift", "elementwise", "error_of", "explain", "flips", "forms_of", "grow", "judge_leaf",
     "judge_region", "judge_stated", "judge_third", "local", "lone_element", "may_be_masked", "of_unseen", "parameters", "parted",
     "partly", "pool", "repeated", "rounded", "roundoff", "steadier", "three_way", "told_apart", "unit_roundoff", "view_results",
