@@ -215,14 +215,16 @@ class Choosing:
     def _best(self, place: int, seen: Seen, made: Mapping[str, Array]) -> I64 | None:
         """Of every row the tied choice that explains the outputs best, -1 where it is the replay's own; None: of every row."""
         ways = ties.alternatives(seen.used, seen.scores, self._noise(place, seen), self._unit(place), _WAYS)
-        told, best = np.where(seen.used != seen.own, seen.used, -1), np.zeros(len(seen.own))
+        told = np.where(seen.used != seen.own, seen.used, -1)
+        best: F64 = np.zeros(len(told), np.float64)
         for way in ways:
             rows = np.flatnonzero((way != seen.used).any(axis=1))[:_ROWS]
             gains = self._gains(place, seen, way, rows, made)
             if gains is None:
                 continue
             better = gains > best
-            told[better], best[better] = way[better], gains[better]
+            told[better] = way[better]
+            best[better] = gains[better]
         return told if (best > 0).any() else None
 
     def _gains(self, place: int, seen: Seen, way: I64, rows: I64, made: Mapping[str, Array]) -> F64 | None:
@@ -251,7 +253,7 @@ class Choosing:
             gain = _error(self._produced[slot], made[slot]) - _error(self._produced[slot], value[slot])
             fits = of <= len(rows)
             gains = gains + np.bincount(of[fits], gain[fits], minlength=len(rows) + 1)
-        out = np.zeros(len(way))
+        out: F64 = np.zeros(len(way), np.float64)
         out[rows] = gains[1:]
         return out
 
@@ -263,9 +265,9 @@ def _completed(seen: Seen, positions: I64, shown: I64) -> I64:
     out = flat.reshape(seen.own.shape)
     if (out >= 0).all() or positions.size == seen.own.size:
         return out
-    known = np.zeros(seen.own.size, bool)
-    known[positions] = True
-    known = known.reshape(seen.own.shape)
+    shown_at = np.zeros(seen.own.size, bool)
+    shown_at[positions] = True
+    known = shown_at.reshape(seen.own.shape)
     for row in range(len(out)):
         if not seen.distinct or np.array_equal(out[row, known[row]], seen.own[row, known[row]]):
             out[row, ~known[row]] = seen.own[row, ~known[row]]
@@ -283,6 +285,24 @@ def _error(produced: Array, made: Array) -> F64:
     y, r = (np.nan_to_num(np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)) for x in (produced, made))
     size = float(np.mean(r * r)) or 1.0
     return np.asarray((y - r) ** 2 / size)
+
+
+def settled(loaded: Any, produced: Mapping[str, Array], run: Callable[..., Mapping[str, Array]], wide: str, found: Figures) -> Figures:
+    """The figures of outputs against their own program, with the choices that they show where these tie; `found` are those without.
+
+    run: the program, given `working`, what sees and tells choices, and whether to write fused operators out. wide: working dtype.
+    """
+    if not loaded.chooses or max((local.score for local in found.values()), default=0.0) <= 1:
+        return found
+
+    def measure(r: Mapping[str, Array]) -> Figures:
+        w = run(working="recorded", choices=choosing.for_working())
+        return {slot: judge.local(y, r[slot], w[slot]) for slot, y in produced.items() if r[slot].shape == y.shape == w[slot].shape}
+
+    choosing = Choosing(loaded.program, produced, lambda choices: run(working=wide, choices=choices), list)
+    first = choosing.wide()
+    measured = measure(first)
+    return choosing.figures(first, measured, measure)[1] if measured.keys() == found.keys() else found
 
 
 def _badness(figures: Figures) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from whence.api.again import Again
 from whence.api.blind import Blind
 from whence.api.declaring import Replaying, Semantics
 from whence.api.faces import Faces
+from whence.api.indices import Indices
 from whence.api.otherwise import Otherwise
 from whence.api.parameters import Parameters
 from whence.api.replaying import Replayed, Replayer
@@ -46,6 +47,7 @@ class Judging:
         self.quick: set[int] = set()
         self.worst = self._worst_by_step()
         self.blind = Blind(faces)
+        self.indices = Indices(faces)
         self.inside: dict[int, int] = {}
         self.replayer = None
         if options.replay:
@@ -101,6 +103,7 @@ class Judging:
                 if between is not None:
                     between = self._where_it_comes_in(between, region)
                     verdicts[region.call, region.stretch] = self._unless_partial(between, self.faces.slots[index].values())
+        self._after_ties(verdicts)
         self._second_look(verdicts)
         return verdicts
 
@@ -116,6 +119,14 @@ class Judging:
                 ):
                     worst[step] = max(worst.get(step, 0.0), self.faces.error(slot).value or 0.0)
         return worst
+
+    def _after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
+        """What two dumps prove of calls behind a choice that ties decided."""
+        tied = [key for key, verdict in verdicts.items() if "tied_rows" in verdict.numbers]
+        kids = self.faces.kids
+        places = [kids[call][stretch] if 0 <= stretch < len(kids.get(call, ())) else call for call, stretch in tied]
+        if places:
+            self.indices.after_ties(verdicts, min(places))
 
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
@@ -168,15 +179,21 @@ class Judging:
         if declared is not None:
             self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
+
+        def by_growth(why: str = "") -> Verdict:
+            verdict = judge.judge_leaf(_but(evidence, no_replay=why))
+            verdict = self.indices.judged(verdict, call, inputs, [(s.reference_slot, s) for s in outputs])
+            return self._unless_unexplained(call, slots, given, verdict)
+
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
-            return self._unless_unexplained(call, slots, given, first)
+            return by_growth()
         reason = self._postponed(call, index, judge.grow(in_errors, out_errors, u))
         if reason:
-            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=reason)))
+            return by_growth(reason)
         found = self._replayed(index, call, other, given)
         if not found.local:
-            return self._unless_unexplained(call, slots, given, judge.judge_leaf(_but(evidence, no_replay=found.why)))
+            return by_growth(found.why)
         verdict = self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
         return self._unless_unexplained(call, slots, given, verdict)
 
@@ -366,11 +383,18 @@ class Judging:
         if wrong:
             parameter = judge.judge_leaf(evidence)
             return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
+        read = [SlotPair("", "", r, self.first[r]) for r in region.inputs if r in self.first and r not in fresh]
+        read = [slot for slot in read if (slot.reference_record, slot.target_record) in self.faces.measured]
+
+        def by_growth(outputs: list[tuple[str, SlotPair]], why: str = "") -> Verdict:
+            grown = judge.grow(errors_in, [self.faces.error(s) for _, s in outputs], u)
+            return self.indices.judged(judge.judge_region(index, region.stretch, grown, note=why), call, read, outputs)
+
         if all(e.exact for e in errors_out) or self.replayer is None:
-            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+            return by_growth(own)
         reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
         if reason:
-            return judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u), note=reason)
+            return by_growth(own, reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
@@ -384,10 +408,10 @@ class Judging:
             if "whole" in verdict.numbers and (inside := self._inside_before(region)):
                 verdict = _but_verdict(verdict, where=inside)
         if not rest:
-            return verdict or judge.judge_region(index, region.stretch, judge.grow(errors_in, errors_out, u))
+            return verdict or by_growth(own)
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
-        other = judge.judge_region(index, region.stretch, judge.grow(errors_in, rest, u), note=why)
+        other = by_growth(left, why)
         if other.verdict == "introduced":
             other = _but_verdict(other, slot=max(zip(left, rest, strict=True), key=lambda found: found[1].value or 0.0)[0][0])
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))

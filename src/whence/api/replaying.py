@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 
 from whence import align, dtypes, judge
 from whence.api.chains import Chain, perturbed
-from whence.api.choosing import I64, Choosing, run_options
+from whence.api.choosing import I64, Choosing, Figures, run_options, settled
 from whence.api.declaring import PLAIN, Semantics
 from whence.api.masks import Alike
 from whence.api.sides import Side
@@ -452,8 +453,10 @@ def own_score(side: Side, call: Call, outputs: Sequence[str]) -> tuple[float, st
     score = 0.0
     for stepwise in (False, True):
         w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made), stepwise=stepwise)
-        scores = [judge.local(y, r[s], w[s], written_out=stepwise).score for s, y in made.items() if r[s].shape == y.shape]
-        found = max(scores, default=0.0)
+        figures: Figures = {s: judge.local(y, r[s], w[s], written_out=stepwise) for s, y in made.items() if r[s].shape == y.shape}
+        run = functools.partial(loaded.run, arrays, arrays, strides=strides, outputs=list(made), stepwise=stepwise)
+        figures = settled(loaded, made, run, wide, figures)
+        found = max((local.score for local in figures.values()), default=0.0)
         score = min(score, found) if stepwise else found
         if score <= 1:
             break

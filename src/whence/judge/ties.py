@@ -17,6 +17,7 @@ from whence.judge.limits import LIMITS, U32, Limits
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+_ROWS_THAT_TELL = 4  # rows in which a choice has the same ranks, from which on that is no chance
 _COMPETING = 4.0  # scores that many times as large as any that is chosen compete with none: masks are -10000 and more
 
 
@@ -203,3 +204,65 @@ def alternatives(own: I64, scores: F64, noise: F64, u: float, most: int, limits:
             made[row, rank] = candidate
         out.append(made)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Indices of two runs, each judged by its own scores. tied: rows in which the target's are others, and hold what the ranks ask for;
+    wrong: rows in which they do not; worst: of these, the pair furthest apart.
+    """
+
+    tied: Mask
+    wrong: Mask
+    worst: Gap | None = None
+
+
+def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> Ranked | None:
+    """Does what the target chose have the ranks among its own scores that the reference's has among the reference's?
+
+    Without the operator, what the reference chose tells the ranks: those of a top-k, a sort, an argmax, or the same ranks in all of
+    several rows. None where these are no ranks of such a choice, or the extents do not fit. own, other: [rows, k]; scores, others_scores:
+    [rows, n]; u: unit roundoff of the coarser of both.
+    """
+    n = scores.shape[1]
+    if scores.shape != others_scores.shape or own.min(initial=0) < 0 or own.max(initial=0) >= n or np.isnan(scores).any():
+        return None
+    lowest, highest = _ranks(scores, own)
+    at, last = lowest.max(axis=0), highest.min(axis=0)
+    ranks = np.arange(own.shape[1])
+    ends = [np.asarray(r) for r in (n - 1 - ranks, ranks) if ((at <= r) & (r <= last)).all()]
+    if not ends and (len(own) < _ROWS_THAT_TELL or (at > last).any()):
+        return None
+    asked = np.broadcast_to(ends[0] if ends else at, own.shape)
+    wanted = np.take_along_axis(np.sort(others_scores, axis=1), asked, 1)
+    inside = (other >= 0) & (other < n)
+    taken = np.take_along_axis(others_scores, np.where(inside, other, 0), 1)
+    gap = np.where(inside, distance(wanted, taken), np.inf)
+    if own.shape[1] > 1:
+        again = np.sort(other, axis=1)
+        gap[(again[:, 1:] == again[:, :-1]).any(axis=1)] = np.inf
+    explained = explained_by(wanted, taken, np.zeros_like(gap), u)
+    differs = np.asarray((own != other).any(axis=1))
+    bad = np.asarray((gap > explained).any(axis=1))
+    worst = None
+    if bad.any():
+        i, j = np.unravel_index(int(np.argmax(np.where(gap > explained, gap, -1.0))), gap.shape)
+        rank = np.argsort(others_scores[i], kind="stable")[asked[i, j]]
+        worst = Gap(int(i), int(j), int(rank), int(other[i, j]), float(gap[i, j]), float(explained[i, j]))
+    return Ranked(differs & ~bad, bad, worst)
+
+
+def _ranks(scores: F64, chosen: I64) -> tuple[I64, I64]:
+    """The lowest and the highest rank, counted from the smallest, that each chosen candidate can have among equals."""
+    order = np.argsort(scores, axis=1, kind="stable")
+    values = np.take_along_axis(scores, order, 1)
+    place = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+    new = np.ones(scores.shape, bool)
+    new[:, 1:] = values[:, 1:] != values[:, :-1]
+    first = np.maximum.accumulate(np.where(new, place, 0), axis=1)
+    ends = np.ones(scores.shape, bool)
+    ends[:, :-1] = new[:, 1:]
+    last = np.minimum.accumulate(np.where(ends, place, scores.shape[1])[:, ::-1], axis=1)[:, ::-1]
+    rank = np.argsort(order, axis=1)
+    taken = np.take_along_axis(rank, chosen, 1)
+    return np.take_along_axis(first, taken, 1), np.take_along_axis(last, taken, 1)

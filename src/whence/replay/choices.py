@@ -12,16 +12,11 @@ import torch
 
 from whence.arrays.torch import NAMES
 from whence.replay import operators
+from whence.replay.operators import CHOOSES
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-# Which of an operator's results holds the indices.
-CHOOSES = {
-    "topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "kthvalue": 1, "median": 1, "nanmedian": 1,
-    "mode": 1, "cummax": 1, "cummin": 1, "max_pool2d_with_indices": 1, "max_pool3d_with_indices": 1, "adaptive_max_pool2d": 1,
-    "adaptive_max_pool3d": 1,
-}  # fmt: skip
 _DISTINCT = {"topk", "sort", "argsort"}
 _POOLS = {"max_pool2d_with_indices": 2, "adaptive_max_pool2d": 2, "max_pool3d_with_indices": 3, "adaptive_max_pool3d": 3}
 _HANDS_ON = {"_to_copy", "to", "clone", "contiguous", "type_as", "convert_element_type"}
