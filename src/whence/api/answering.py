@@ -46,9 +46,10 @@ class Answer:
                 worst[pair.reference] = "identical" if same else "inherited"
                 if same and any(self.faces.partly(s) for s in outputs):
                     worst[pair.reference] = "undetermined"
+            own = self.faces.calls[pair.reference]
             if (
                 outputs
-                and all(self.faces.error(s).value is None for s in outputs)
+                and all(self.faces.error(s).value is None and not self._replayed_otherwise(own, s.reference_slot) for s in outputs)
                 and worst[pair.reference] not in ("structural", "param-diff")
             ):
                 worst[pair.reference] = "incomparable"
@@ -111,8 +112,23 @@ class Answer:
                 # Empty tensors and lone reasons hold nothing that could differ.
                 if slot is not None and (self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)):
                     continue
+                if self._replayed_otherwise(call, ref.slot):
+                    continue
                 return False
         return True
+
+    def _replayed_otherwise(self, call: Call, slot: str) -> bool:
+        """Was this output judged by replay on inputs of another extent, which replay of the code before the call judged too?
+
+        So it is of an expert that was given other tokens, where the scores that sent them there tie.
+        """
+        if slot not in self.judging.locals.get(call.id, {}) or call.parent < 0:
+            return False
+        slots = self.faces.slots[self.faces.pair_of[call.id]].values()
+        unknown = [s.reference_slot for s in slots if s.reference_slot.startswith("input") and self.faces.error(s).value is None]
+        place = self.faces.kids[call.parent].index(call.id)
+        judged = self.judging.locals.get(call.parent, {})
+        return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
 
     def _other_form(self, slot: SlotPair) -> bool:
         """A cache of another length than the other run's (static against growing, a window): what is read of it is compared where it is."""

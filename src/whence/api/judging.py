@@ -14,6 +14,7 @@ from whence.api.again import Again
 from whence.api.blind import Blind
 from whence.api.declaring import Replaying, Semantics
 from whence.api.faces import Faces
+from whence.api.indices import Indices
 from whence.api.otherwise import Otherwise
 from whence.api.parameters import Parameters
 from whence.api.replaying import Replayed, Replayer
@@ -49,6 +50,7 @@ class Judging:
         self.quick: set[int] = set()
         self.worst = self._worst_by_step()
         self.blind = Blind(faces)
+        self.indices = Indices(faces)
         self.inside: dict[int, int] = {}
         self.replayer = None
         if options.replay:
@@ -104,6 +106,7 @@ class Judging:
                 if between is not None:
                     between = self._where_it_comes_in(between, region)
                     verdicts[region.call, region.stretch] = self._unless_partial(between, self.faces.slots[index].values())
+        self._after_ties(verdicts)
         self._second_look(verdicts)
         return verdicts
 
@@ -119,6 +122,14 @@ class Judging:
                 ):
                     worst[step] = max(worst.get(step, 0.0), self.faces.error(slot).value or 0.0)
         return worst
+
+    def _after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
+        """What two dumps prove of calls behind a choice that ties decided."""
+        tied = [key for key, verdict in verdicts.items() if "tied_rows" in verdict.numbers]
+        kids = self.faces.kids
+        places = [kids[call][stretch] if 0 <= stretch < len(kids.get(call, ())) else call for call, stretch in tied]
+        if places:
+            self.indices.after_ties(verdicts, min(places))
 
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
@@ -176,20 +187,29 @@ class Judging:
         if declared is not None:
             self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
-        verdict = self._judged_leaf(evidence, index, call, other, given)
+        verdict = self._judged_leaf(evidence, call, other, given, inputs, outputs)
         return self._unless_unexplained(call, slots, given, self._of_depth(verdict, evidence, call, outputs))
 
-    def _judged_leaf(self, evidence: judge.LeafEvidence, index: int, call: Call, other: Call, given: Mapping[str, bool]) -> Verdict:
+    def _judged_leaf(
+        self, evidence: judge.LeafEvidence, call: Call, other: Call, given: Mapping[str, bool],
+        inputs: Sequence[SlotPair], outputs: Sequence[SlotPair],
+    ) -> Verdict:  # fmt: skip
         """The verdict of a leaf by the strongest evidence there is."""
+        index = evidence.pair
+
+        def by_growth(why: str = "") -> Verdict:
+            verdict = judge.judge_leaf(_but(evidence, no_replay=why))
+            return self.indices.judged(verdict, call, inputs, [(s.reference_slot, s) for s in outputs])
+
         first = judge.judge_leaf(evidence)
         if first.verdict in ("identical", "structural") or self.replayer is None:
-            return first
+            return by_growth()
         reason = self._postponed(call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u))
         if reason:
-            return judge.judge_leaf(_but(evidence, no_replay=reason))
+            return by_growth(reason)
         found = self._replayed(index, call, other, given)
         if not found.local:
-            return judge.judge_leaf(_but(evidence, no_replay=found.why))
+            return by_growth(found.why)
         return self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
 
     def _of_depth(self, verdict: Verdict, evidence: judge.LeafEvidence, call: Call, outputs: Sequence[SlotPair]) -> Verdict:
@@ -393,11 +413,19 @@ class Judging:
         if wrong:
             parameter = judge.judge_leaf(evidence)
             return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
+        read = [SlotPair("", "", r, self.first[r]) for r in region.inputs if r in self.first and r not in fresh]
+        read = [slot for slot in read if (slot.reference_record, slot.target_record) in self.faces.measured]
+
+        def by_growth(outputs: list[tuple[str, SlotPair]], why: str = "") -> Verdict:
+            grown = judge.grow(errors_in, [self.faces.error(s) for _, s in outputs], u)
+            verdict = self.indices.judged(judge.judge_region(index, region.stretch, grown, note=why), call, read, outputs)
+            return self._of_hidden_depth(verdict, region, grown, errors_in, [s for _, s in outputs], u)
+
         if all(e.exact for e in errors_out) or self.replayer is None:
-            return self._by_growth(index, region, errors_in, own, u)
+            return by_growth(own)
         reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
         if reason:
-            return self._by_growth(index, region, errors_in, own, u, reason)
+            return by_growth(own, reason)
         found = self._between(index, pair, call)
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
@@ -410,25 +438,21 @@ class Judging:
             if "whole" in verdict.numbers and (inside := self._inside_before(region)):
                 verdict = _but_verdict(verdict, where=inside)
         if not left:
-            return verdict or self._by_growth(index, region, errors_in, own, u)
+            return verdict or by_growth(own)
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
-        other = self._by_growth(index, region, errors_in, left, u, why)
+        other = by_growth(left, why)
         if other.verdict == "introduced":
             other = _but_verdict(other, slot=max(left, key=lambda item: self.faces.error(item[1]).value or 0.0)[0])
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
 
-    def _by_growth(
-        self, index: int, region: Region, errors_in: Sequence[judge.Error], outputs: Sequence[tuple[str, SlotPair]], u: float,
-        note: str = "",
-    ) -> Verdict:  # fmt: skip
-        """The verdict of a stretch from two dumps: of an operator, or of whatever lies before it that neither run shows."""
-        slots = [slot for _, slot in outputs]
-        growth = judge.grow(errors_in, [self.faces.error(slot) for slot in slots], u)
-        verdict = judge.judge_region(index, region.stretch, growth, note=note)
+    def _of_hidden_depth(
+        self, verdict: Verdict, region: Region, growth: judge.Growth, before: Sequence[judge.Error], outputs: Sequence[SlotPair], u: float
+    ) -> Verdict:
+        """The verdict of a stretch, for one behind calls that neither run shows by what rounding makes at unknown depth."""
         if self._hidden_before(region) <= _FEW_HIDDEN:
             return verdict
-        return judge.judge_unseen(verdict, growth, u, errors_in, lambda: self.faces.sight(slots))
+        return judge.judge_unseen(verdict, growth, u, before, lambda: self.faces.sight(outputs))
 
     def _hidden_before(self, region: Region) -> int:
         """How many innermost calls right before a stretch show nothing that could be measured."""

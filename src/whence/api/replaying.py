@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 
 from whence import align, dtypes, judge
 from whence.api.chains import Chain, perturbed
+from whence.api.choosing import I64, Choosing, Figures, run_options, settled
 from whence.api.declaring import PLAIN, Semantics
 from whence.api.masks import Alike
 from whence.api.sides import Side
@@ -26,6 +28,7 @@ from whence.results import SlotPair
 
 if TYPE_CHECKING:
     from whence.api.modelling import Models
+    from whence.replay.choices import Choices
 
 _PRINTED = "its tensors were printed to fewer digits than they have, which no replay repeats"
 # Converted parameters kept for the next call of the same module; never the whole model at once.
@@ -190,14 +193,15 @@ class Replayer:
             same = all(self._equal(pair) for pair in (*faced.values(), *handed.values()))
             whole.measure(found, produced, {slot: pair.reference_record for slot, pair in outputs.items()}, same=same)
             return found
-        run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen)
-        r, terms = run.wide(), loaded.length
+        run = _Running(loaded, inputs, params, strides, produced, semantics, *chosen, lambda: self._integers(other))
+        r, otherwise = run.wide_or_routed()
+        terms = loaded.length
         if TRANSLATED in program.notes:  # a kernel of another library may be off by a few roundings
             terms = max(terms, _OTHER_LIBRARY)
         reference = self._reference(call, loaded, faced, outputs, run)
         spread = {slot: self.spread(pair.reference_record) for slot, pair in outputs.items()}
 
-        def figures(working: Mapping[str, Array], *, written_out: bool = False) -> dict[str, judge.Local]:
+        def figures(r: Mapping[str, Array], working: Mapping[str, Array], *, written_out: bool = False) -> dict[str, judge.Local]:
             return {
                 slot: _measured(
                     slot, y, r[slot], working[slot], terms, reference.get(slot), spread[slot], semantics, written_out=written_out
@@ -208,17 +212,24 @@ class Replayer:
         def highest(figures: Mapping[str, judge.Local]) -> float:
             return max(local.score for local in figures.values())
 
+        def in_units_of_rounding(r: Mapping[str, Array]) -> dict[str, judge.Local]:
+            found = figures(r, run.working())
+            if highest(found) > judge.LIMITS.suspect:
+                # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
+                stepwise = figures(r, run.working(stepwise=True), written_out=True)
+                found = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.items()}
+            return found
+
         if not thorough and semantics is PLAIN and _is_half(produced):
             # Against the wide replay rounded once, the least noise there can be: what passes that passes the working replay too.
-            once = figures({slot: judge.rounded(r[slot], dtypes.of(y).name) for slot, y in produced.items()})
+            once = figures(r, {slot: judge.rounded(r[slot], dtypes.of(y).name) for slot, y in produced.items()})
             if highest(once) <= judge.LIMITS.suspect:
                 found.local, found.quick = once, True
         if not found.quick:
-            found.local = figures(run.working())
-        if highest(found.local) > judge.LIMITS.suspect:
-            # A fused operator rounds once, a correct target may round in between: the noisier of both floors counts.
-            stepwise = figures(run.working(stepwise=True), written_out=True)
-            found.local = {slot: min(local, stepwise[slot], key=lambda item: item.score) for slot, local in found.local.items()}
+            found.local = in_units_of_rounding(r)
+        if run.choosing is not None and highest(found.local) > judge.LIMITS.suspect:
+            r, chosen_alike = run.choosing.figures(r, found.local, in_units_of_rounding)
+            found.local = dict(chosen_alike)
         for slot, local in found.local.items():
             if local.integer_mismatch and dtypes.of(produced[slot]).bits == 8:  # codes of values that lie at a boundary
                 draws = [run.working(seed=seed)[slot] for seed in (None, *range(_DRAWS))]
@@ -234,7 +245,20 @@ class Replayer:
         elif highest(found.local) > judge.LIMITS.suspect and align.is_of_pieces(other):
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
+        if otherwise is not None and highest(found.local) > 1:
+            raise otherwise
         return found
+
+    def _integers(self, other: Call) -> list[I64]:
+        """The whole numbers that the target's own program makes on its own inputs, as far as it runs."""
+        from whence.replay.choices import Integers
+
+        seen = Integers()
+        with contextlib.suppress(ReplayRefused, ElementsMissing):
+            loaded = self.own.load(other)
+            arrays, strides = self.own.arrays(self.own.records(other, (*loaded.program.inputs, *loaded.program.params)))
+            loaded.run(arrays, arrays, working="recorded", strides=strides, watch=seen)
+        return seen.arrays
 
     def _is_print(self, pair: SlotPair) -> bool:
         """Was one of these tensors printed to fewer digits than its dtype holds?"""
@@ -435,8 +459,10 @@ def own_score(side: Side, call: Call, outputs: Sequence[str]) -> tuple[float, st
     score = 0.0
     for stepwise in (False, True):
         w = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made), stepwise=stepwise)
-        scores = [judge.local(y, r[s], w[s], written_out=stepwise).score for s, y in made.items() if r[s].shape == y.shape]
-        found = max(scores, default=0.0)
+        figures: Figures = {s: judge.local(y, r[s], w[s], written_out=stepwise) for s, y in made.items() if r[s].shape == y.shape}
+        run = functools.partial(loaded.run, arrays, arrays, strides=strides, outputs=list(made), stepwise=stepwise)
+        figures = settled(loaded, made, run, wide, figures)
+        found = max((local.score for local in figures.values()), default=0.0)
         score = min(score, found) if stepwise else found
         if score <= 1:
             break
@@ -448,26 +474,48 @@ class _Running:
 
     def __init__(
         self, loaded: Any, inputs: Mapping[str, Array], params: _Params, strides: Mapping[str, tuple[int, ...]],
-        produced: Mapping[str, Array], semantics: Semantics, wide: str, working: str,
+        produced: Mapping[str, Array], semantics: Semantics, wide: str, working: str, proposed: Callable[[], list[I64]],
     ) -> None:  # fmt: skip
+        self._lenient = False
         self._loaded, self._inputs, self._params, self._strides = loaded, inputs, params, strides
         self._produced, self._semantics = produced, semantics
         self.wide_dtype, self.working_dtype = wide, working
+        self.choosing = None
+        if loaded.chooses:
+            self.choosing = Choosing(loaded.program, produced, lambda choices: self._run(wide, choices=choices), proposed)
 
-    def wide(self) -> dict[str, Array]:
-        return self._run(self.wide_dtype)
+    def wide_or_routed(self) -> tuple[Mapping[str, Array], ReplayRefused | None]:
+        """The wide replay; where another choice among ties gives the program other extents than it was recorded with, as that gives.
+
+        Also the refusal that is raised instead where the target is not what that gives: then it proves nothing.
+        """
+        try:
+            return self.wide(), None
+        except ReplayRefused as refused:
+            if self.choosing is None:
+                raise
+            self._lenient = True
+            if not self.choosing.looked(self.working):
+                raise
+            return self.wide(), refused
+
+    def wide(self) -> Mapping[str, Array]:
+        return self.choosing.wide() if self.choosing is not None else self._run(self.wide_dtype)
 
     def working(self, *, stepwise: bool = False, seed: int | None = None) -> dict[str, Array]:
         """In the target's dtypes; with a seed, on inputs that are off by up to a rounding each."""
+        choices = self.choosing.for_working() if self.choosing is not None else None
         try:
-            return self._run(self.working_dtype, stepwise=stepwise, seed=seed)
+            return self._run(self.working_dtype, stepwise=stepwise, seed=seed, choices=choices)
         except ReplayRefused:
             if self.working_dtype in ("recorded", self.wide_dtype):
                 raise
             # Mixed dtypes inside: computed in float32 and rounded once at the end.
-            return self._run("float32", stepwise=stepwise, seed=seed)
+            return self._run("float32", stepwise=stepwise, seed=seed, choices=choices)
 
-    def _run(self, dtype: str, *, stepwise: bool = False, seed: int | None = None) -> dict[str, Array]:
+    def _run(
+        self, dtype: str, *, stepwise: bool = False, seed: int | None = None, choices: Choices | None = None
+    ) -> dict[str, Array]:  # fmt: skip
         held, outputs, given = self._params.held(dtype), list(self._produced), self._inputs
         if seed is not None:
             noise = np.random.default_rng(seed)
@@ -475,7 +523,8 @@ class _Running:
 
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
             made: dict[str, Array] = self._loaded.run(
-                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs, convert=False
+                inputs, held, working=dtype, strides=self._strides, stepwise=stepwise, outputs=outputs, convert=False,
+                **run_options(choices, lenient=self._lenient),
             )  # fmt: skip
             return made
 

@@ -16,6 +16,7 @@ from whence.judge.printed import partly, roundoff
 from whence.judge.spread import elementwise, explain, flips, repeated
 from whence.judge.stated import judge_stated
 from whence.judge.third import ThreeWay, judge_third, three_way, with_third
+from whence.judge.ties import Choice
 from whence.judge.unseen import judge_unseen
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 from whence.judge.views import results as view_results
@@ -23,7 +24,7 @@ from whence.judge.whole import measure as whole
 from whence.judge.whole import steadier
 
 __all__ = [
-    "LIMITS", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay",
+    "LIMITS", "Choice", "Error", "Growth", "LeafEvidence", "Limits", "Local", "ParameterDifference", "Pooled", "Sight", "ThreeWay",
     "are_codes", "at_boundaries", "below_masks", "between", "beyond_boundaries", "coarser", "concentrated", "drift",
     "elementwise", "error_of", "error_of_codes", "explain", "flips", "forms_of", "grow", "judge_leaf", "judge_region",
     "judge_stated", "judge_third", "judge_unseen", "local", "lone_element", "may_be_masked", "parameters", "parted", "partly",

@@ -16,6 +16,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
 from whence.judge.structure import Structure, structure, weaker, without_memory, without_own_rows
+from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]
 _SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
@@ -35,7 +36,8 @@ class Local:
     the reference: inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known.
     mismatch: elements that are non-finite on one side only. whole: of a stretch of computation of which only the ends are seen
     (judge.whole).
-    integer_mismatch: for exact dtypes, elements that agree with neither replay.
+    integer_mismatch: for exact dtypes, elements that agree with neither replay. choices: what chose otherwise than the reference's
+    operators do, on the way to this output (judge.ties).
     """
 
     score: float
@@ -52,6 +54,7 @@ class Local:
     u: float = 0.0
     whole: bool = False
     spread_rel: float = 0.0
+    choices: tuple[Choice, ...] = ()
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""

@@ -90,6 +90,8 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
     said = words.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
+    if tied := sum(choice.tied for choice in worst.choices):
+        numbers["tied_rows"] = tied
     numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
     score = worst.score
 

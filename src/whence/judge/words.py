@@ -11,6 +11,11 @@ from whence.judge.local import Local
 
 def of_local(local: Local) -> str:
     """What the replay says about one output."""
+    chosen = [said for choice in local.choices for said in (choice.of_the_wrong, choice.of_ties) if said]
+    return "; ".join([_of_figures(local), *chosen])
+
+
+def _of_figures(local: Local) -> str:
     if local.integer_mismatch:
         return f"{local.integer_mismatch} elements differ from what the reference's operators give on the same inputs"
     if local.mismatch:

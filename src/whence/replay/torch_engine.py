@@ -22,6 +22,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
 from whence.replay import operators, stepwise
+from whence.replay.choices import Choices, chooses
 
 WORKING = ("recorded", "float64", "float32", "bfloat16", "float16")
 
@@ -81,7 +82,7 @@ class Loaded:
     """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no float64 kernel"), each once.
 
     check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise. length: the largest number of
-    terms one element was summed from (matmul, linear, conv, norm, sum) in the last run.
+    terms one element was summed from (matmul, linear, conv, norm, sum) in the last run. chooses: does an operator choose among scores?
     """
 
     def __init__(self, program: Program, constants: Sequence[Array], *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> None:
@@ -102,6 +103,7 @@ class Loaded:
         self._bounded: dict[Any, int] = {}
         self._plans: dict[tuple[str, ...], _Part] = {}
         self._boundaries = {at: tuple(k for k, b in program.calls if b == at) for _, at in program.calls}
+        self.chooses = any(step.func is not None and chooses(step.base, len(step.func._schema.returns)) for step in self._steps)
 
     # ---- running
 
@@ -143,6 +145,8 @@ class Loaded:
         child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None = None,
         trace: Callable[[int, Array], None] | None = None,
         watch: Watch | None = None,
+        choices: Choices | None = None,
+        lenient: bool = False,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -155,6 +159,8 @@ class Loaded:
         outputs: only these are computed, from what they need. child: called where the recording called its k-th module, if what that
         left is not among `inputs`; takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
         trace: called with every operation's number and its first result, after it ran. watch: sees every operator as it is run.
+        choices: sees what operators choose among scores, and tells them what to choose. lenient: on other extents than the recording
+        allows and as far as the inputs go; what that gives proves something only where it is what somebody else made.
         Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
@@ -167,11 +173,12 @@ class Loaded:
         later = {slot for slot in program.inputs if slot[0].isdigit() and slot not in inputs} if child is not None else set()
         missing = [s for k, s in enumerate(program.inputs) if k in part.inputs and s not in inputs and s not in later]
         missing += [s for s in part.params if s not in params.tensors]
-        if missing:
+        if missing and not lenient:
             raise ReplayRefused(f"the program needs {', '.join(missing[:5])}, which is not there")
         there = [slot in inputs for slot in program.inputs]
         shapes = [tuple(inputs[slot].shape) if is_there else None for slot, is_there in zip(program.inputs, there)]
-        self._check_shapes(shapes)
+        if not lenient:
+            self._check_shapes(shapes)
         policy = _Policy(working, self.base, self.default)
         layouts = strides or {}
 
@@ -190,6 +197,7 @@ class Loaded:
             stepwise, part.outputs, child is None,
         )  # fmt: skip
         execution = _Execution(self, ins, held, policy, stepwise, bounded=child is None and key in self._bounded, watch=watch)
+        execution.choices, execution.lenient = choices, lenient
 
         def enter(k: int) -> None:
             assert child is not None
@@ -597,6 +605,8 @@ class _Execution:
         self.length = 1
         self.total = 0
         self.data_dependent = False
+        self.choices: Choices | None = None
+        self.lenient = False
         self.shapes = [tuple(t.shape) if t is not None else () for t in ins]
         if watch is not None:
             watch.given({slot: t for slot, t in zip(loaded.program.inputs, ins) if t is not None} | params)
@@ -675,6 +685,8 @@ class _Execution:
         args = tuple(self.decode(a) for a in operation.args)
         if step.func is None:
             cast = self.policy.cast(args[0], args[2])
+            if self.choices is not None:
+                self.choices.passes(place, step.base, operation, args, lambda index: index)
             if self.watch is not None:
                 self.watch.runs(place, "aten._to_copy.default", (args[0],), {"dtype": cast.dtype})
             return [cast]
@@ -692,6 +704,11 @@ class _Execution:
             return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))
         with stepwise.other_kernels(next(tensors_in(args), None)) if self.stepwise else contextlib.nullcontext():
             out = self.call(place, step, args, kwargs, named)
+        if self.choices is not None:
+            if chooses(step.base, len(step.func._schema.returns)):
+                out = self.choices.made(place, step.base, operation, named, out, self.length)
+            else:
+                self.choices.passes(place, step.base, operation, args, step.func)
         if operation.guard is not None:
             self.guard(step, operation.guard, out)
         made = list(tensors_in(out))
@@ -718,6 +735,8 @@ class _Execution:
         return tuple(out), changed
 
     def guard(self, step: _Step, expected: float | bool, out: Any) -> None:
+        if self.lenient and not isinstance(out, (bool, int, float)):
+            return
         found = out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in tensors_in(out))
         if found != expected:
             what = "read" if isinstance(out, (bool, int, float)) else "elements"

@@ -69,6 +69,7 @@ class Borrowed:
         self.notes: list[str] = []
         self.check_note = ""
         self.length = 1
+        self.chooses = False  # what a module chooses inside cannot be told
         self._call, self._known, self._kids, self._rebuilt, self._grad = call, dict(known), tuple(kids), rebuilt, grad
         self._forbidden = forbidden
         own = [ref.slot for ref in call.refs]

@@ -1,0 +1,318 @@
+"""Lets the replays of one call choose as the target did, wherever the scores it chose between tie (`judge.ties`).
+
+What follows a choice is then compared knowing it: a token that took the other of two tied experts is judged by that expert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes, judge
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.judge import ties
+from whence.records import Program
+
+if TYPE_CHECKING:
+    from whence.replay.choices import Choices, Seen
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+_PASSES = 3  # one choice may be made among what another chose
+_WAYS = 4  # other choices tried of a row whose choice no output shows
+_ROWS = 1023  # such rows that are tried
+_SHOWN = 4  # rows that are named
+
+Replay = Callable[["Choices"], Mapping[str, Array]]
+Figures = Mapping[str, judge.Local]
+Measure = Callable[[Mapping[str, Array]], Figures]
+
+
+class Choosing:
+    """The choices of one program on one call's inputs.
+
+    wide: run it so, with what sees and tells choices. produced: what the other side made, by output slot. proposed: whole numbers that
+    the other side made on the way, as far as its own program tells: what it chose is believed only where `judge.ties` does.
+    """
+
+    def __init__(
+        self, program: Program, produced: Mapping[str, Array], wide: Replay, proposed: Callable[[], Sequence[I64]]
+    ) -> None:  # fmt: skip
+        self._program, self._produced, self._run_wide = program, produced, wide
+        self._proposed = functools.cache(proposed)
+        self._told: dict[int, I64] = {}
+        self._accepted: dict[int, I64] = {}
+        self._wide: Choices | None = None
+        self._workings: list[Choices] = []
+        self._found: dict[int, ties.Followed] = {}
+
+    def wide(self) -> Mapping[str, Array]:
+        """The wide replay, with what it was told so far."""
+        choices, made = self._run(self._told)
+        self._wide, self._workings = choices, []
+        return made
+
+    def for_working(self) -> Choices:
+        """For a replay in the working dtype, which chooses as the wide one did."""
+        from whence.replay.choices import Choices
+
+        assert self._wide is not None
+        choices = Choices(told={place: seen.used for place, seen in self._wide.seen.items()})
+        self._workings.append(choices)
+        return choices
+
+    def figures(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
+        """The wide replay and the figures of the outputs with the other side's choices where they tie.
+
+        wide, found: without. measure: figures against a wide replay, by working ones. Where an output shows the indices, they are
+        followed; a choice that none shows is the one that explains the outputs best. Both are kept where nothing comes nearer.
+        """
+        for _ in range(_PASSES):
+            if not self._told_anew(self._shown() or self._proposals()):
+                break
+            wide, found = self._nearer(wide, found, measure)
+        if max(local.score for local in found.values()) > 1 and self._told_anew(self._proposals() | self._shown()):
+            wide, found = self._nearer(wide, found, measure)
+        if max(local.score for local in found.values()) > 1:
+            wide, found = self._hidden(wide, found, measure)
+        said = self.choices()
+        return wide, {slot: dataclasses.replace(local, choices=said) for slot, local in found.items()}
+
+    def _nearer(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
+        """Run again with what is told now; as it was where the figures of that are worse."""
+        before = self._wide, self._workings
+        again = self.wide()
+        figures = measure(again)
+        if _badness(figures) <= _badness(found):
+            self._accepted = dict(self._told)
+            return again, figures
+        self._wide, self._workings = before
+        self._told = dict(self._accepted)
+        return wide, found
+
+    def choices(self) -> tuple[judge.Choice, ...]:
+        """What is to be said of each operator that chose otherwise."""
+        out = []
+        assert self._wide is not None
+        for place, found in sorted(self._found.items()):
+            seen = self._wide.seen[place]
+            rows = [
+                tuple(int(i) for i in np.unravel_index(r, seen.shape)) if seen.shape else () for r in np.flatnonzero(found.tied)[:_SHOWN]
+            ]
+            at = [int(i) for i in np.unravel_index(found.worst.row, seen.shape)] if found.worst is not None and seen.shape else []
+            widest, worst = found.widest, found.worst
+            out.append(judge.Choice(seen.operator, len(found.indices), int(found.tied.sum()), tuple(rows), widest, worst, tuple(at)))
+        return tuple(out)
+
+    def looked(self, working: Callable[[], object]) -> bool:
+        """Run as far as the program goes, and tell it what the other side's own program chose. Did that choose otherwise among ties?
+
+        For a program that does not run through: another choice gives it other extents. working: a run of it `for_working`.
+        """
+        from whence.replay.choices import Choices
+
+        choices = self._wide = Choices(told=self._told)
+        with contextlib.suppress(ReplayRefused):
+            self._run_wide(choices)
+        with contextlib.suppress(ReplayRefused):
+            working()
+        return self._told_anew({p: other for p, other in self._proposals().items() if any(p in w.seen for w in self._workings)})
+
+    # ---- what the outputs show
+
+    def _run(self, told: Mapping[int, I64]) -> tuple[Choices, Mapping[str, Array]]:
+        from whence.replay.choices import Choices
+
+        choices = Choices(told=told)
+        return choices, self._run_wide(choices)
+
+    def _shown(self) -> dict[int, I64]:
+        """By choice, the indices that the outputs of the other side show, [rows, k]."""
+        assert self._wide is not None
+        out: dict[int, I64] = {}
+        for slot, operand in self._program.outputs:
+            found = self._wide.shown.get(tuple(operand["op"])) if "op" in operand and slot in self._produced else None
+            if found is None:
+                continue
+            place, positions = found[0], found[1].numpy()
+            made = self._produced[slot]
+            if place not in out and made.shape == positions.shape and not dtypes.of(made).is_floating:
+                out[place] = _completed(self._wide.seen[place], positions.reshape(-1), made.reshape(-1).astype(np.int64))
+        return out
+
+    def _proposals(self) -> dict[int, I64]:
+        """By choice that no output shows, what the other side's own program chose: of what could be that, the least wrong."""
+        assert self._wide is not None
+        out: dict[int, I64] = {}
+        shown = self._shown()
+        for place, seen in self._wide.seen.items():
+            if place in shown or not any(place in w.seen for w in self._workings):
+                continue
+            fitting = [
+                p.reshape(seen.own.shape) for p in self._proposed() if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
+            ]
+            followed = [self._judged(place, seen, p) for p in fitting]
+            judged = [(int(f.wrong.sum()), -int(f.tied.sum()), n) for n, f in enumerate(followed)]
+            if judged and (best := min(judged))[0] < len(seen.own) / 2:
+                out[place] = fitting[best[2]]
+        return out
+
+    def _told_anew(self, shown: Mapping[int, I64]) -> bool:
+        """Tell the replay the shown choices that differ by ties alone. Is anything new among them?"""
+        assert self._wide is not None
+        changed = False
+        for place, other in shown.items():
+            seen = self._wide.seen[place]
+            found = self._judged(place, seen, other)
+            told = np.where(found.tied[:, None], found.indices, -1)
+            if found.tied.any() or found.wrong.any():
+                self._found[place] = found
+            else:
+                self._found.pop(place, None)
+            before = self._told.get(place)
+            changed |= bool(found.tied.any() if before is None else not np.array_equal(before, told))
+            self._told[place] = told
+        return changed
+
+    def _noise(self, place: int, seen: Seen) -> F64:
+        workings = [w.seen[place] for w in self._workings if place in w.seen and w.seen[place].scores.shape == seen.scores.shape]
+        return np.asarray(np.maximum.reduce([ties.noise_of(seen.scores, w.scores, seen.own, seen.length) for w in workings]))
+
+    def _unit(self, place: int) -> float:
+        return max(judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen)
+
+    def _judged(self, place: int, seen: Seen, other: I64) -> ties.Followed:
+        return ties.follow(
+            seen.own, other, seen.scores, self._noise(place, seen), self._unit(place), ordered=seen.ordered, distinct=seen.distinct
+        )
+
+    # ---- what no output shows
+
+    def _hidden(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
+        """Follow choices that no output shows, in the order in which they are made."""
+        assert self._wide is not None
+        shown = self._shown()
+        for place in sorted(self._wide.seen):
+            for _ in range(_PASSES if place not in shown else 0):
+                seen = self._wide.seen.get(place)
+                told = self._best(place, seen, wide) if seen is not None else None
+                if seen is None or told is None:
+                    break
+                self._told[place] = told
+                self._found[place] = self._judged(place, seen, np.where(told < 0, seen.own, told))
+                wide, found = self._nearer(wide, found, measure)
+                if self._told_anew(self._shown()):
+                    wide, found = self._nearer(wide, found, measure)
+        return wide, found
+
+    def _best(self, place: int, seen: Seen, made: Mapping[str, Array]) -> I64 | None:
+        """Of every row the tied choice that explains the outputs best, -1 where it is the replay's own; None: of every row."""
+        ways = ties.alternatives(seen.used, seen.scores, self._noise(place, seen), self._unit(place), _WAYS)
+        told = np.where(seen.used != seen.own, seen.used, -1)
+        best: F64 = np.zeros(len(told), np.float64)
+        for way in ways:
+            rows = np.flatnonzero((way != seen.used).any(axis=1))[:_ROWS]
+            gains = self._gains(place, seen, way, rows, made)
+            if gains is None:
+                continue
+            better = gains > best
+            told[better] = way[better]
+            best[better] = gains[better]
+        return told if (best > 0).any() else None
+
+    def _gains(self, place: int, seen: Seen, way: I64, rows: I64, made: Mapping[str, Array]) -> F64 | None:
+        """By how much the outputs come nearer with this way of choosing, by row; None where the program does not run so.
+
+        Which elements rest on which row is found by runs in which half of the rows choose so: the n-th row in the runs of the bits of n.
+        """
+        numbers = np.zeros(len(way), np.int64)
+        numbers[rows] = np.arange(1, len(rows) + 1)
+        owner = {slot: np.zeros(a.shape, np.int64) for slot, a in made.items() if slot in self._produced}
+        value = {slot: made[slot].copy() for slot in owner}
+        for bit in range(len(rows).bit_length()):
+            half = (numbers >> bit & 1).astype(bool)[:, None]
+            try:
+                _, run = self._run(self._told | {place: np.where(half, way, np.where(seen.used != seen.own, seen.used, -1))})
+            except ReplayRefused:
+                return None
+            for slot in owner:
+                if run[slot].shape != made[slot].shape:
+                    return None
+                moved = run[slot] != made[slot]
+                owner[slot] |= moved.astype(np.int64) << bit
+                value[slot] = np.where(moved, run[slot], value[slot])
+        gains = np.zeros(len(rows) + 1, np.float64)
+        for slot, of in owner.items():
+            gain = _error(self._produced[slot], made[slot]) - _error(self._produced[slot], value[slot])
+            fits = of <= len(rows)
+            gains = gains + np.bincount(of[fits], gain[fits], minlength=len(rows) + 1)
+        out: F64 = np.zeros(len(way), np.float64)
+        out[rows] = gains[1:]
+        return out
+
+
+def _completed(seen: Seen, positions: I64, shown: I64) -> I64:
+    """The indices of a choice of which some elements are shown: the others keep the replay's order."""
+    flat = np.full(seen.own.size, -1, np.int64)
+    flat[positions] = shown
+    out = flat.reshape(seen.own.shape)
+    if (out >= 0).all() or positions.size == seen.own.size:
+        return out
+    shown_at = np.zeros(seen.own.size, bool)
+    shown_at[positions] = True
+    known = shown_at.reshape(seen.own.shape)
+    for row in range(len(out)):
+        if not seen.distinct or np.array_equal(out[row, known[row]], seen.own[row, known[row]]):
+            out[row, ~known[row]] = seen.own[row, ~known[row]]
+            continue
+        left = seen.own[row, ~np.isin(seen.own[row], out[row, known[row]])]
+        free = np.flatnonzero(~known[row])
+        out[row, free] = np.resize(left, len(free)) if len(left) else -1
+    return out
+
+
+def _error(produced: Array, made: Array) -> F64:
+    """The error of every element: squared, over the mean square of the output; of exact kinds, whether it differs."""
+    if not dtypes.of(produced).is_floating:
+        return np.asarray(produced != made.astype(produced.dtype), np.float64)
+    y, r = (np.nan_to_num(np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)) for x in (produced, made))
+    size = float(np.mean(r * r)) or 1.0
+    return np.asarray((y - r) ** 2 / size)
+
+
+def settled(loaded: Any, produced: Mapping[str, Array], run: Callable[..., Mapping[str, Array]], wide: str, found: Figures) -> Figures:
+    """The figures of outputs against their own program, with the choices that they show where these tie; `found` are those without.
+
+    run: the program, given `working`, what sees and tells choices, and whether to write fused operators out. wide: working dtype.
+    """
+    if not loaded.chooses or max((local.score for local in found.values()), default=0.0) <= 1:
+        return found
+
+    def measure(r: Mapping[str, Array]) -> Figures:
+        w = run(working="recorded", choices=choosing.for_working())
+        return {slot: judge.local(y, r[slot], w[slot]) for slot, y in produced.items() if r[slot].shape == y.shape == w[slot].shape}
+
+    choosing = Choosing(loaded.program, produced, lambda choices: run(working=wide, choices=choices), list)
+    first = choosing.wide()
+    measured = measure(first)
+    return choosing.figures(first, measured, measure)[1] if measured.keys() == found.keys() else found
+
+
+def _badness(figures: Figures) -> tuple[float, float, float]:
+    """By what figures are ordered: the score, then how many elements are wrong, then the size of the error."""
+    return (
+        max(local.score for local in figures.values()), sum(local.integer_mismatch + local.mismatch for local in figures.values()),
+        max(local.rho for local in figures.values()),
+    )  # fmt: skip
+
+
+def run_options(choices: Choices | None, *, lenient: bool) -> dict[str, Any]:
+    """What `Loaded.run` is to be given besides; a module of a user's model takes no choices."""
+    return {"choices": choices, "lenient": lenient} if choices is not None else {}

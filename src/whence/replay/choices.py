@@ -1,0 +1,167 @@
+"""Operators that choose among scores (top-k, argmax, sort): what they saw, and a run in which they choose what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from whence.arrays.torch import NAMES
+from whence.replay import operators
+from whence.replay.operators import CHOOSES
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+_DISTINCT = {"topk", "sort", "argsort"}
+_POOLS = {"max_pool2d_with_indices": 2, "adaptive_max_pool2d": 2, "max_pool3d_with_indices": 3, "adaptive_max_pool3d": 3}
+_HANDS_ON = {"_to_copy", "to", "clone", "contiguous", "type_as", "convert_element_type"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A choice as one run made it. scores: [rows, n], of this `dtype`; own: [rows, k], what the operator chose; used: what it was told
+    to choose instead, else the same; shape: of the rows.
+
+    ordered, distinct: as for `judge.ties.follow`. length: of the longest sum before it.
+    """
+
+    operator: str
+    scores: F64
+    own: I64
+    used: I64
+    shape: tuple[int, ...]
+    dtype: str
+    ordered: bool
+    distinct: bool
+    length: int
+
+
+@dataclass
+class Choices:
+    """Sees what every operator that chooses is given in one run.
+
+    told: by place in the program, what it chooses instead, [rows, k], -1 where it chooses by itself. seen: by place. shown: by operand
+    (place, result), which choice it holds and which element of [rows, k] each of its own is: views and casts hand an index on.
+    """
+
+    told: Mapping[int, I64] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    shown: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
+
+    def made(self, place: int, base: str, operation: Any, named: Mapping[str, Any], out: Any, length: int) -> Any:
+        """The results of a choosing operator: its own, or with the indices it is told, and the values these point at."""
+        results = list(out) if isinstance(out, (tuple, list)) else [out]
+        number = CHOOSES[base]
+        x = named.get("self")
+        if number >= len(results) or not isinstance(x, torch.Tensor) or x.is_complex():
+            return out
+        index = results[number]
+        layout = _Layout(x, index, base, named.get("dim"), has_dim="dim" in named)
+        scores, own = layout.scores(), layout.rows(index)
+        if own is None or scores is None:
+            return out
+        used, told = own, self.told.get(place)
+        if told is not None and told.shape == tuple(own.shape):
+            used = torch.where(torch.from_numpy(told) < 0, own, torch.from_numpy(told))
+        if not torch.equal(used, own):
+            results[number] = layout.back(used).to(index.dtype)
+            if len(results) > 1:
+                results[0] = layout.back(torch.gather(scores, 1, used))
+        self.seen[place] = Seen(
+            base, scores.to(torch.float64).numpy().copy(), own.numpy().astype(np.int64), used.numpy().astype(np.int64), layout.shape,
+            NAMES[x.dtype], bool(named.get("sorted", True)), base in _DISTINCT, length,
+        )  # fmt: skip
+        self.shown[place, number] = place, layout.back(torch.arange(own.numel()).reshape(own.shape))
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def passes(self, place: int, base: str, operation: Any, args: tuple[Any, ...], again: Callable[..., Any]) -> None:
+        """Follow an index through an operator that only hands its elements on. again: the operator."""
+        operand = operation.args[0] if operation.args else None
+        if not isinstance(operand, dict) or "op" not in operand:
+            return
+        found = self.shown.get(tuple(operand["op"]))
+        if found is None:
+            return
+        if base in _HANDS_ON or operation.name == operators.CAST:
+            self.shown[place, 0] = found
+        elif base in operators.VIEWS:
+            made = again(found[1], *args[1:])
+            if isinstance(made, torch.Tensor):
+                self.shown[place, 0] = found[0], made
+            else:
+                self.shown.update(((place, i), (found[0], part)) for i, part in enumerate(made))
+
+
+class Integers:
+    """A `Watch` that keeps every tensor of whole numbers a program makes: what it chooses is among them."""
+
+    def __init__(self) -> None:
+        self.arrays: list[I64] = []
+
+    def given(self, tensors: dict[str, Any]) -> None:
+        """Inputs are none that it made."""
+
+    def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Only results count."""
+
+    def made(self, results: list[Any]) -> None:
+        whole = (t for t in results if t.dtype in (torch.int64, torch.int32) and t.numel())
+        self.arrays += [t.to(torch.int64).numpy().copy() for t in whole]
+
+
+def chooses(base: str, results: int) -> bool:
+    """Does an operator with so many results choose among scores?"""
+    return base in CHOOSES and (CHOOSES[base] < results)
+
+
+class _Layout:
+    """A choice along an axis as rows."""
+
+    def __init__(self, x: Any, index: Any, base: str, dim: int | None, *, has_dim: bool) -> None:
+        self.x, self.pooled = x, _POOLS.get(base, 0)
+        flat = base in ("argmax", "argmin") and dim is None
+        self.axis = None if flat else -1 if not has_dim else dim if dim is not None else -1
+        self.index_shape = tuple(index.shape)
+        self.squeezed = not flat and not self.pooled and index.dim() < x.dim()
+        self.shape = () if flat else self._row_shape()
+
+    def _row_shape(self) -> tuple[int, ...]:
+        if self.pooled:
+            return tuple(self.x.shape[: -self.pooled])
+        shape = list(self.x.shape)
+        if shape and self.axis is not None:
+            del shape[self.axis]
+        return tuple(shape)
+
+    def scores(self) -> Any:
+        """[rows, n], None when there is nothing to choose from."""
+        if not self.x.numel():
+            return None
+        if self.axis is None or self.x.dim() == 0:
+            return self.x.reshape(1, -1)
+        if self.pooled:
+            return self.x.flatten(-self.pooled).reshape(-1, self.x.shape[-self.pooled :].numel())
+        return self.x.movedim(self.axis, -1).reshape(-1, self.x.shape[self.axis])
+
+    def rows(self, index: Any) -> Any:
+        """[rows, k], None when that is not the form of an index."""
+        if not index.numel():
+            return None
+        if self.axis is None or self.x.dim() == 0:
+            return index.reshape(1, -1)
+        if self.pooled:
+            return index.flatten(-self.pooled).reshape(-1, index.shape[-self.pooled :].numel())
+        index = index.unsqueeze(self.axis) if self.squeezed else index
+        return index.movedim(self.axis, -1).reshape(-1, index.shape[self.axis])
+
+    def back(self, rows: Any) -> Any:
+        """Rows in the form that the operator's results have."""
+        if self.axis is None or self.x.dim() == 0 or self.pooled:
+            return rows.reshape(self.index_shape)
+        made = rows.reshape(*self.shape, rows.shape[-1]).movedim(-1, self.axis)
+        return made.squeeze(self.axis) if self.squeezed else made
