@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence import align
-from whence.api import generation, kernels
+from whence.api import generation, kernels, rewritten
 from whence.api.again import Again
 from whence.api.answering import Answer
 from whence.api.checkpoints import complete
@@ -26,7 +26,6 @@ from whence.api.modelling import Models
 from whence.api.occurrences import counted, of_operators
 from whence.api.otherwise import Otherwise
 from whence.api.ranked import Ranked
-from whence.api.rewritten import folded_like, judged_by_module
 from whence.api.tapped import inside
 from whence.api.third import Third
 from whence.api.tracing import Tracer, flow_of
@@ -78,7 +77,7 @@ def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -
     within = functools.partial(inside, allow=options.allow) if options.replay else None
     own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
     aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
-    return own, other, judged_by_module(aligned, options)
+    return own, other, rewritten.judged_by_module(aligned, options)
 
 
 def compare_runs(
@@ -103,7 +102,7 @@ def compare_runs(
         if aligned.reference is own:
             return Read(run)
         alike = align.align(Read(run), other, match=options.match, chart=options.chart).reference
-        return Read(folded_like(left.base, alike))
+        return Read(rewritten.folded_like(left.base, alike))
 
     with _Timer(timing, "again"):
         further = [beside(described(run)) for run in again]
@@ -125,7 +124,7 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = first.doubted(complete(formed(verdicts, faces), faces))
+        verdicts = first.doubted(complete(formed(rewritten.doubted(verdicts, faces), faces), faces))
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
         verdicts = placed(kernels.named(verdicts, faces), faces)
     answer = Answer(faces, judging, finer)
