@@ -301,6 +301,7 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was run. Unknown fields of later versions are ignored on reading.
 
     started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it runs or when nobody saw its end.
+    interpreter: the Python that the command started, "" where it started something else.
     """
 
     format: int = 1
@@ -320,6 +321,7 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: dict[str, Any] = {}
     finished: str = ""
     exit_code: int | None = None
+    interpreter: str = ""
 
 
 class Run(Protocol):
