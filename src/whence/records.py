@@ -250,6 +250,8 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
     Of a compiled graph: names: the name of the node that each operation was ("addmm_3"). scopes: path of the module that each is in.
     picks: (name, operation, result) of nodes that pick one of several results.
+    lines: where the user's code called each operation ("file:line", "" where that is not known), () when none is; call_lines: where it
+    called each child, in the order of `calls`. Both are those of the first recording and no part of the id.
     """
 
     id: str
@@ -272,6 +274,8 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     lost: tuple[tuple[str, str], ...] = ()
     scopes: tuple[str, ...] = ()
     picks: tuple[tuple[str, int, int], ...] = ()
+    lines: tuple[str, ...] = ()
+    call_lines: tuple[str, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
@@ -297,6 +301,7 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was run. Unknown fields of later versions are ignored on reading.
 
     started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it runs or when nobody saw its end.
+    interpreter: the Python that the command started, "" where it started something else.
     """
 
     format: int = 1
@@ -316,6 +321,7 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: dict[str, Any] = {}
     finished: str = ""
     exit_code: int | None = None
+    interpreter: str = ""
 
 
 class Run(Protocol):

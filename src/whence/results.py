@@ -141,7 +141,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
     numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...). where: the module below the call that it is about, ""
     for the call itself. named: the call of that name, -1 where it is none. operator: the operator inside that it is due to
-    ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or "reference".
+    ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or "reference". source: where the code of that
+    side calls the operator ("file:line"), "" where that is not known.
     """
 
     pair: int
@@ -158,6 +159,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     operator: str = ""
     side: str = "target"
     named: int = -1
+    source: str = ""
 
 
 class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):

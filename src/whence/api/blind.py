@@ -37,13 +37,15 @@ class Blind:
                 came = _worse(came, upto.get(ref.record, _NOTHING))
             if index is None and call.leaf:
                 upto.update((ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind))
-            if index is None or not (call.leaf or UNTOLD in call.notes):
+            # A backward pass starts from a loss that was computed outside any module, of what the forward pass returned.
+            untold_region = call.kind == "region" and call.phase == "backward"
+            if index is None or not (call.leaf or UNTOLD in call.notes or untold_region):
                 continue
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
                 step[whole], worst[whole] = call.step, _NOTHING
             untold = (call.kind == "label" or outputs_only) and not call.slots("input")
-            untold = untold or UNTOLD in call.notes
+            untold = untold or UNTOLD in call.notes or untold_region
             if untold:
                 self.calls.add(call.id)
             slots = faces.slots[index].values()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence import align
-from whence.api import generation, kernels
+from whence.api import generation, kernels, rewritten
 from whence.api.again import Again
 from whence.api.answering import Answer
 from whence.api.checkpoints import complete
@@ -21,6 +21,7 @@ from whence.api.foreign import described
 from whence.api.forms import formed
 from whence.api.judging import Judging
 from whence.api.labelled import plain as labelled_plain
+from whence.api.lines import placed
 from whence.api.modelling import Models
 from whence.api.occurrences import counted, of_operators
 from whence.api.otherwise import Otherwise
@@ -75,7 +76,8 @@ def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -
     """Both runs as they are compared, and the plan with the runs it speaks of."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
     own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
-    return own, other, align.align(own, other, match=options.match, chart=options.chart, inside=within)
+    aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
+    return own, other, rewritten.judged_by_module(aligned, options)
 
 
 def compare_runs(
@@ -99,7 +101,8 @@ def compare_runs(
         """A run of the reference's program in the form that the reference was brought to."""
         if aligned.reference is own:
             return Read(run)
-        return Read(align.align(Read(run), other, match=options.match, chart=options.chart).reference)
+        alike = align.align(Read(run), other, match=options.match, chart=options.chart).reference
+        return Read(rewritten.folded_like(left.base, alike))
 
     with _Timer(timing, "again"):
         further = [beside(described(run)) for run in again]
@@ -121,9 +124,9 @@ def compare_runs(
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = first.doubted(complete(formed(verdicts, faces), faces))
+        verdicts = first.doubted(complete(formed(rewritten.doubted(verdicts, faces), faces), faces))
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
-        verdicts = kernels.named(verdicts, faces)
+        verdicts = placed(kernels.named(verdicts, faces), faces)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
         judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)

@@ -306,7 +306,7 @@ class Judging:
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
         found = self.replayer.cause(call, other, lambda slot: self.faces.slot(evidence.pair, slot), flagged)
         verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
-        return _but_verdict(verdict, operator=found.operator)
+        return _but_verdict(verdict, operator=found.operator, source=found.source)
 
     def _unless_unexplained(self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict) -> Verdict:
         """The verdict, or `undetermined` when the call read a parameter that parted between steps by more than anything before explains.

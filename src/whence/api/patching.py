@@ -151,7 +151,8 @@ class _Locating:
         self.errors.append(output_errors(self.golden, run))
         made = self._explained(name, points, run, finding, _names(self.last))
         self._drop(path)
-        return made
+        whole = self._whole_model(points) if made.calls else ""
+        return _but(made, notes=(whole, *made.notes)) if whole else made
 
     def _search(self) -> list[Explained]:
         """The shortest run of calls, in the order in which they end, whose patching takes away half of the squared error.
@@ -255,7 +256,28 @@ class _Locating:
             notes["its whole output was replaced: what its modules and its own code computed"] = None
         no = [n for n in run.notes if n.kind == "patch-refused"]
         refused = tuple(n.text for n in no if any(p.fits(p.root, n.scope, n.step, p.occurrence or 0) for p in mine))
+        if not patched and not refused:
+            refused = (
+                f"the target made no call {', '.join(points)}" if not calls else "none of its calls was given the reference's outputs",
+            )
         return Explained(name, points, len(patched), None, None, None, (), refused, tuple(notes), finding, remaining)
+
+    def _whole_model(self, points: tuple[str, ...]) -> str:
+        """What a patch at these points cannot tell, in words: a call that returns what the model returns leaves no error behind."""
+        from whence.capture.points import outputs_of, parse_point
+
+        mine = [parse_point(p) for p in points]
+        roots = {(c.root, c.rank, c.step, c.micro): c for c in self.golden.calls if c.parent == -1 and c.phase == "forward"}
+        for call in self.golden.calls:
+            root = roots.get((call.root, call.rank, call.step, call.micro))
+            if root is None or not any(p.fits(call.root, call.scope, call.step, call.occurrence) for p in mine):
+                continue
+            returned = {r.record for r in root.refs if r.slot in outputs_of(root)}
+            if returned and returned <= {r.record for r in call.slots("output")}:
+                if call.leaf:
+                    return "it returns what the model returns, so patching it takes away all error, wherever that arises"
+                return "it is the whole model: it returns what the model returns, so patching it explains everything and locates nothing"
+        return ""
 
     def _with_shares(self, rounds: list[Explained]) -> list[Explained]:
         """Fill in the errors, over the steps at which every run of the chain was asked what the reference was."""
@@ -266,7 +288,7 @@ class _Locating:
         for before, after, one in zip(kept[:-1], kept[1:], rounds, strict=True):
             squares = _square(before.values()), _square(after.values())
             share = None
-            if whole and squares[0] is not None and squares[1] is not None:
+            if one.calls and whole and squares[0] is not None and squares[1] is not None:
                 share = (squares[0] - squares[1]) / whole
             steps = tuple((k[0], k[2], _rel([before[k]]), _rel([after[k]])) for k in keys)
             made.append(_but(one, before=_rel(before.values()), after=_rel(after.values()), share=share, steps=steps))
@@ -278,7 +300,16 @@ class _Locating:
         if lost:
             of = f"{len(lost)} of {len(self.errors[0])} steps"
             out.append(f"{of} are left out: their tokens differ from the reference's, or their outputs are missing")
-        if any(r.share is None for r in rounds):
+        nothing = [r for r in rounds if not r.calls]
+        if nothing:
+            moved = (
+                ", although the error is another one in that run: the program does not repeat itself"
+                if any(r.before != r.after for r in nothing)
+                else ""
+            )
+            names = ", ".join(r.name for r in nothing[:3])
+            out.append(f"{names}: the patch was applied to nothing, so nothing is credited to it{moved}")
+        if any(r.share is None and r.calls for r in rounds):
             out.append("a share is not defined where an output is NaN or infinite, or where there is no error")
         return tuple(out)
 

@@ -16,13 +16,15 @@ from whence import align, dtypes, judge
 from whence.api.chains import Chain, perturbed
 from whence.api.choosing import I64, Choosing, Figures, run_options, settled
 from whence.api.declaring import PLAIN, Semantics
+from whence.api.lines import of_operation
 from whence.api.masks import Alike
 from whence.api.sides import Side
 from whence.api.threads import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.locate import first_parting, only_operator, program_difference
+from whence.locate import Parting, first_parting, only_operator, other_function, program_difference, written_anew
 from whence.records import Call, Program, Run
+from whence.replay.composed import COMPOSED
 from whence.replay.paddle_operators import TRANSLATED
 from whence.results import SlotPair
 
@@ -66,11 +68,12 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why an operator is at fault: kernel, semantic or "" (not known), in words, and which operator inside it."""
+    """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator inside it, and where it is called."""
 
     cause: str = ""
     words: str = ""
     operator: str = ""
+    source: str = ""
 
 
 class _Params:
@@ -154,6 +157,8 @@ class Replayer:
             loaded = self.reference.edited(semantics.program)
         program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
         faced = {slot: pair for slot in (*program.inputs, *program.params) if (pair := slots(slot)) is not None}
+        if COMPOSED in program.notes:
+            self._same_choices(call, loaded, faced)
         if any(map(self._is_print, (*faced.values(), *(pair for slot, _ in program.outputs if (pair := slots(slot)) is not None)))):
             return Replayed(refused={"": _PRINTED})
         # A parameter that the target keeps in another form has no partner; what stands in for it needs none.
@@ -259,6 +264,27 @@ class Replayer:
             arrays, strides = self.own.arrays(self.own.records(other, (*loaded.program.inputs, *loaded.program.params)))
             loaded.run(arrays, arrays, working="recorded", strides=strides, watch=seen)
         return seen.arrays
+
+    def _same_choices(self, call: Call, loaded: Any, faced: Mapping[str, SlotPair]) -> None:
+        """Raises ReplayRefused where integers inside a composed program are others on the target's inputs than on the reference's.
+
+        Code that loops over experts or takes what a mask lets through looked at such numbers, and the operators that were recorded are
+        those of the reference's.
+        """
+        slots = (*loaded.program.inputs, *loaded.program.params)
+        mine, strides = self.reference.arrays(self.reference.records(call, slots))
+        theirs, _ = self.target.arrays({s: faced[s].target_record for s in slots if s in faced})
+        if mine.keys() != theirs.keys():
+            return
+        chosen: list[dict[int, Array]] = [{}, {}]
+        for given, into in zip((mine, theirs), chosen, strict=True):
+            if any(given[s].shape != mine[s].shape for s in mine):
+                return
+            loaded.run(given, given, working="recorded", strides=strides, trace=into.__setitem__)
+        for place, one in chosen[0].items():
+            if one.dtype.kind in "biu" and not np.array_equal(one, chosen[1].get(place, one)):
+                name = loaded.program.operations[place].name
+                raise ReplayRefused(f"{name} chooses other elements on the target's inputs, and what the code does then was not recorded")
 
     def _is_print(self, pair: SlotPair) -> bool:
         """Was one of these tensors printed to fewer digits than its dtype holds?"""
@@ -413,7 +439,9 @@ class Replayer:
         words = ""
         try:
             theirs, borrowed = self.own.program(other), self.reference.borrows(call)
-            words = program_difference(self.reference.program(call), theirs) if not borrowed else ""
+            mine = self.reference.program(call) if not borrowed else None
+            anew = mine is not None and written_anew(mine, theirs)
+            words = program_difference(mine, theirs) if mine is not None and not anew else ""
             outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
             outputs = [s for s in outputs if s in dict(theirs.outputs)] or [s for s, _ in theirs.outputs]
             with Threads(1):
@@ -421,16 +449,23 @@ class Replayer:
                 if score > 1:
                     alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
-                    return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone)
-                operator, parting = self._parting(call, slots, flagged, theirs, right, wide) if not borrowed else ("", "")
+                    source = of_operation(other, theirs, next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1))
+                    return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone, source)
+                if mine is None:
+                    parting = Parting()
+                elif anew:
+                    parting = other_function(mine, theirs)
+                else:
+                    parting = self._parting(call, slots, flagged, theirs, right, wide)
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
             return Cause("", words)
-        because = "; ".join(w for w in (words, parting) if w)
-        return Cause("semantic", because or "the target's own operators reproduce it, so its code computes something else", operator)
+        because = "; ".join(w for w in (words, parting.words) if w)
+        return Cause(
+            "semantic", because or "the target's own operators reproduce it, so its code computes something else", parting.operator,
+            of_operation(other, theirs, parting.place),
+        )  # fmt: skip
 
-    def _parting(
-        self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str
-    ) -> tuple[str, str]:
+    def _parting(self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str) -> Parting:
         """Where the reference's program, on the target's inputs, first gives something else than the target's own (`right`)."""
         loaded = self.reference.load(call)
         mine = loaded.program
@@ -440,7 +475,7 @@ class Replayer:
         try:
             loaded.run(arrays, arrays, working=wide, strides=strides, outputs=list(flagged), trace=left.__setitem__)
         except ReplayRefused:
-            return "", ""
+            return Parting()
         return first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
 
 

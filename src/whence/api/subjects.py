@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from whence.errors import CaptureError, OutputExists, UnreadableRun, WhenceError
+from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError, WhenceError
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 """How a line of a traceback begins that names the exception."""
@@ -44,13 +44,19 @@ class Subject(Protocol):
 
 
 class Command:
-    """A command, run in `cwd`; what it prints is kept for the error message only."""
+    """A command, run in `cwd`; what it prints is kept for the error message only.
+
+    exit_codes: with which it may end. variables: of its environment beside ours; None takes one away.
+    """
 
     variants = ("one thread",)
 
-    def __init__(self, command: Sequence[str], cwd: str = "") -> None:
+    def __init__(
+        self, command: Sequence[str], cwd: str = "", *, exit_codes: Iterable[int] = (0,), variables: Mapping[str, str | None] | None = None
+    ) -> None:
         self.command, self.cwd = tuple(command), cwd or str(Path.cwd())
         self.words = shlex.join(self.command)
+        self.exit_codes, self.variables = {0, *exit_codes}, dict(variables or {})
         if not Path(self.cwd).is_dir():
             raise UnreadableRun(
                 f"the command ran in {self.cwd}, which is not there; give the command again after --, from where it can run"
@@ -60,8 +66,9 @@ class Command:
         from whence.capture import interpreter, launch
 
         with self._log() as log, contextlib.chdir(self.cwd):
-            interpreter.find(self.command, os.environ)
-            ended = launch.execute(self.command, os.environ, log)
+            given = self.environment()
+            interpreter.find(self.command, given)
+            ended = launch.execute(self.command, given, log)
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 
@@ -73,15 +80,20 @@ class Command:
         began = time.monotonic()
         absolute = path.absolute()
         with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
-            given = {**os.environ, **(_ONE_THREAD if variant else {}), **(environment or {})}
+            given = {**self.environment(), **(_ONE_THREAD if variant else {}), **(environment or {})}
             code = run_command(self.command, str(absolute), environment=given, log=log, tell=told.append, **options)
-            self._check(code, log, told[-1] if told else "")
+            self._check(code, log, told[-1] if told else "", captured=_holds_calls(absolute))
         return time.monotonic() - began
 
-    def _check(self, code: int, log: Any, told: str) -> None:
+    def environment(self) -> dict[str, str]:
+        """The environment that it runs in."""
+        given = {**os.environ, **{name: value for name, value in self.variables.items() if value is not None}}
+        return {name: value for name, value in given.items() if self.variables.get(name, "") is not None}
+
+    def _check(self, code: int, log: Any, told: str, *, captured: bool = True) -> None:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-        if code == 0:
+        if code == 0 or (code in self.exit_codes and captured):
             return
         log.seek(0)
         lines = log.read().decode("utf-8", "replace").splitlines()
@@ -90,7 +102,8 @@ class Command:
         if raised and raised not in tail:  # some say a page more after it
             tail = [raised, "...", *tail]
         said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
-        raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}")
+        hint = "" if not captured else "; of a program that always ends so, capture it with whence run and give that run as TGT"
+        raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}{hint}")
 
     @staticmethod
     def _log() -> Any:
@@ -188,7 +201,11 @@ def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
 
 
 def recorded(info: Any, path: str) -> Command:
-    """The command that a run was made with, as its run.json has it. Raises UnreadableRun when it cannot be run again from there."""
+    """The command that a run was made with, as its run.json has it: in its folder, by its Python, with the variables that were recorded.
+
+    It may end with the exit code that it had then. Raises UnreadableRun when it cannot be run again from there, UsageError when it
+    would run with other libraries.
+    """
     from whence.capture.secrets import MASK
 
     command: Mapping[str, Any] | tuple[str, ...] = info.command
@@ -196,4 +213,50 @@ def recorded(info: Any, path: str) -> Command:
         raise UnreadableRun(f"{path} does not say which command made it (captured in code, or scrubbed); give the command after --")
     if any(MASK in word for word in command):
         raise UnreadableRun(f"the command of {path} had secrets, which were not kept; give the command after --")
-    return Command(tuple(command), info.cwd)
+    as_it_ran = _variables(info, path)
+    found = Command(tuple(command), info.cwd, exit_codes=(info.settings.get("exit_code", 0),), variables=as_it_ran)
+    _same_versions(found, info, path)
+    return found
+
+
+def _variables(info: Any, path: str) -> dict[str, str | None]:
+    """What the environment must hold for a recorded command to run as it ran. Raises UnreadableRun when its Python is gone."""
+    from whence.capture.secrets import MASK
+
+    kept: dict[str, str | None] = {name: value for name, value in info.environment.items() if MASK not in value}
+    if not info.interpreter:
+        return kept
+    if not Path(info.interpreter).exists():
+        raise UnreadableRun(f"{path} was made by {info.interpreter}, which is not there; give the command again after --")
+    kept.setdefault("PYTHONPATH", None)
+    folder = str(Path(info.interpreter).parent)
+    if (os.environ.get("PATH", "").split(os.pathsep) or [""])[0] != folder:
+        kept["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
+    return kept
+
+
+def _same_versions(command: Command, info: Any, path: str) -> None:
+    """Raises UsageError when a library of the command's Python is no longer the recorded one."""
+    from whence.capture import interpreter
+
+    with contextlib.chdir(command.cwd):
+        given = command.environment()
+        found = interpreter.find(command.command, given)
+        here = interpreter.check(found, given) if found is not None else {}
+    known = {name: version for name, version in info.versions.items() if name in (*interpreter.PACKAGES, "python")}
+    other = [f"{name} {here.get(name) or 'is missing'}, was {version}" for name, version in known.items() if here.get(name) != version]
+    if here and other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise UsageError(
+            f"the program of {path} would not run as it ran: {'; '.join(other[:3])}{more}. Install what was recorded, or give the command "
+            "after -- to run it with what is here"
+        )
+
+
+def _holds_calls(path: Path) -> bool:
+    from whence.api.runs import open_run
+
+    try:
+        return any(call.refs for call in open_run(str(path)).calls)
+    except WhenceError:
+        return False

@@ -87,7 +87,7 @@ def launch(
     found = interpreter.find(command, variables)
     versions = interpreter.check(found, variables) if found else {}
     absolute = str(Path(run_path).absolute())
-    info = describe(command, options, versions)
+    info = describe(command, options, versions, found.python if found else "")
     create(absolute, info, options.force)
     for left in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / left).unlink(missing_ok=True)
@@ -177,10 +177,12 @@ def _options(names: Sequence[str]) -> str:
     return ", ".join("--" + name.replace("_", "-").replace("classes", "class") for name in names)
 
 
-def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str] | None = None) -> RunInfo:
+def describe(
+    command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str] | None = None, python: str = ""
+) -> RunInfo:  # fmt: skip
     """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known is left empty.
 
-    versions: of the Python that computes; None when that is this process.
+    versions: of the Python that computes; None when that is this process. python: its path.
     """
     try:
         user = getpass.getuser()
@@ -198,6 +200,7 @@ def describe(command: Sequence[str], options: CaptureOptions, versions: Mapping[
         deterministic=options.deterministic,
         options=options.asdict(),
         environment=secrets.environment(os.environ),
+        interpreter=python,
     )
 
 

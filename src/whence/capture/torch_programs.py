@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.arrays.torch import NAMES, canonical, tensors_in
 from whence.capture.torch_overloads import AUTOCAST_KEYS, METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, Facts, draws, facts_of, restored
+from whence.capture.torch_sources import source_here
 from whence.records import Operation, Program
 
 MAX_CONSTANT_BYTES = 1 << 20
@@ -151,6 +152,8 @@ class Recorder:
         self._find = find
         self._hole = ""
         self._calls: list[tuple[int, int]] = []
+        self._lines: dict[int, str] = {}  # by operation
+        self._call_lines: list[str] = []
         self._handed: list[tuple[str, Operand, Operand]] = []
         self._given: dict[tuple[Any, ...], str] = {}
         self._same: list[tuple[str, str]] = []
@@ -234,6 +237,7 @@ class Recorder:
                     self._operations.append(("aten.clone.default", (operand,), {}, None, None))
                 self._handed.append((f"{k}:{slot}", operand, copy))
             self._calls.append((k, len(self._operations)))
+            self._call_lines.append(source_here())
             for slot, tensor in tensors:
                 key = layout(tensor)
                 if self._operand.get(key, {}).keys() & {"op", "const"}:
@@ -604,6 +608,7 @@ class Recorder:
             self._notes.add("in-place")
         if facts.composite and torch.is_inference_mode_enabled():
             self._notes.add("inference")
+        self._lines[len(self._operations)] = source_here()
         self._operations.append((METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts))
         pinned = self._is_pinned(facts, named, outs)
         for j, tensor in enumerate(outs):
@@ -826,7 +831,11 @@ class Recorder:
         for constant in self._constants:
             digest.update(f"{constant.dtype}{tuple(constant.shape)}".encode())
             digest.update(canonical(constant).tobytes())
-        return msgspec.structs.replace(program, id=digest.hexdigest())
+        # Equal code at other lines is the same program.
+        lines = tuple(self._lines.get(old, "") for old in order)
+        return msgspec.structs.replace(
+            program, id=digest.hexdigest(), lines=lines if any(lines) else (), call_lines=tuple(self._call_lines)
+        )
 
     def _live(self, operands: list[Operand]) -> set[int]:
         """Operations the outputs rest on, and guards with what they rest on."""

@@ -3,12 +3,13 @@
 from whence.locate.findings import GUILTY, Judged, between, findings, order_and_taint
 from whence.locate.patched import declare_patched
 from whence.locate.programs import difference as program_difference
-from whence.locate.programs import first_parting, only_operator
+from whence.locate.programs import Parting, first_parting, only_operator, other_function, written_anew
 from whence.locate.status import decide
 
 __all__ = [
     "GUILTY",
     "Judged",
+    "Parting",
     "between",
     "decide",
     "declare_patched",
@@ -16,5 +17,7 @@ __all__ = [
     "first_parting",
     "only_operator",
     "order_and_taint",
+    "other_function",
     "program_difference",
+    "written_anew",
 ]

@@ -128,7 +128,7 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
-        occurrence=call.occurrence, slot=verdict.slot, source=call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
+        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
         operator=verdict.operator or own, side=verdict.side, phase=call.phase if own and call.phase != "forward" else "",
     )  # fmt: skip
 

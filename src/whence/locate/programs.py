@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,23 @@ _MOVES = (
     "aten.unbind.", "aten.as_strided.", "aten.narrow.", "aten.flatten.", "aten.empty", "aten.unflatten.",
 )  # fmt: skip
 _CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
+
+
+_ANEW, _LEAST = 0.5, 8  # share of operators in the same order, below which programs of so many are not compared one by one
+# What tells one formula from another however the rest is written.
+_FUNCTIONS = frozenset((
+    "gelu", "silu", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "hardtanh", "softplus",
+    "tanh", "sigmoid", "exp", "expm1", "log", "log1p", "log_sigmoid_forward", "_softmax", "_log_softmax", "softmax", "rsqrt", "sqrt", "erf",
+    "sin", "cos", "topk", "sort", "clamp", "cumsum", "glu", "prelu_kernel", "_prelu_kernel",
+))  # fmt: skip
+
+
+class Parting(NamedTuple):
+    """An operator with which two programs part, in words. place: of the operation in the target's program, -1 where it has none."""
+
+    operator: str = ""
+    words: str = ""
+    place: int = -1
 
 
 def difference(reference: Program, target: Program) -> str:
@@ -38,10 +55,34 @@ def difference(reference: Program, target: Program) -> str:
     return ""
 
 
+def written_anew(reference: Program, target: Program) -> bool:
+    """Do two programs run so few operators in the same order that comparing them one by one says nothing?"""
+    names = [[op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))] for p in (reference, target)]
+    if min(map(len, names)) == 0 or max(map(len, names)) < _LEAST:
+        return False
+    return SequenceMatcher(None, *names, autojunk=False).ratio() < _ANEW
+
+
+def other_function(reference: Program, target: Program) -> Parting:
+    """The function that only the target computes in the place of one that only the reference does, where both are written anew."""
+    ours, theirs = ({_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target))
+    only, missing = sorted(theirs - ours), sorted(ours - theirs)
+    if len(only) != 1 or len(missing) > 1:
+        return Parting(words="its code is written otherwise, so no operator of it can be named")
+    place = next(i for i, op in enumerate(target.operations) if _base(op.name) == only[0])
+    name = target.operations[place].name
+    instead = f" in place of {missing[0].lstrip('_')}" if missing else ""
+    return Parting(name, f"its code is written otherwise, and {_short(name)} runs only in the target{instead}", place)
+
+
+def _base(name: str) -> str:
+    return name.split(".")[1] if name.count(".") > 1 else name
+
+
 def first_parting(
     reference: Program, target: Program, left: Mapping[int, Array], right: Mapping[int, Array], tolerance: float
-) -> tuple[str, str]:  # fmt: skip
-    """(operator, words) of the first operator of the target whose result is not the reference's, ("", "") when none can be named.
+) -> Parting:  # fmt: skip
+    """The first operator of the target whose result is not the reference's; of one that is missing there, the reference's.
 
     left, right: first result of each operation, by place, of both programs run on the same inputs in wide arithmetic.
     tolerance: relative 2-norm up to which two results are the same. Operators that only move elements are passed over: what
@@ -57,15 +98,18 @@ def first_parting(
                 if error > tolerance:
                     name = target.operations[b].name
                     size = f"off by {error:.2g}" if error < np.inf else "of another shape"
-                    return name, f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is the first whose result parts, {size}"
+                    words = f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is the first whose result parts, {size}"
+                    return Parting(name, words, b)
         elif b1 > b0:
             name = target.operations[theirs[b0]].name
             instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
-            return name, f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) runs only in the target{instead}"
+            words = f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) runs only in the target{instead}"
+            return Parting(name, words, theirs[b0])
         else:
             name = reference.operations[ours[a0]].name
-            return name, f"{_short(name)} (operator {ours[a0] + 1} of the reference's {len(reference.operations)}) is missing in the target"
-    return "", ""
+            words = f"{_short(name)} (operator {ours[a0] + 1} of the reference's {len(reference.operations)}) is missing in the target"
+            return Parting(name, words)
+    return Parting()
 
 
 def only_operator(program: Program) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from whence.report.plain import AT_LINE
 from whence.results import CallPair, Comparison, Row, severity
 
 GUILTY = ("introduced", "param-diff", "structural")
@@ -30,9 +31,11 @@ class Case(msgspec.Struct, frozen=True):
 
 def cases(result: Comparison) -> Iterator[Case]:
     """Every compared call in the order of the reference; calls of which no tensor faces another are left out."""
+    called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
     said: dict[int, tuple[bool, str]] = {}
     for verdict in sorted(result.verdicts, key=lambda v: severity(v.verdict)):  # the worst is said last, and stays
-        said[verdict.pair] = verdict.confidence in _SURE, verdict.sentence
+        line = verdict.source or called.get(verdict.pair, "")
+        said[verdict.pair] = verdict.confidence in _SURE, f"{verdict.sentence}; called at {line}" if line else verdict.sentence
     seen: dict[int, list[Row]] = {}
     for row in result.rows:
         seen.setdefault(row.pair, []).append(row)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whence.report.plain import clean
-from whence.report.text import AT_LINE, CAUSES, headline
+from whence.report.plain import AT_LINE, clean
+from whence.report.text import CAUSES, headline
 from whence.results import Comparison, Finding
 
 _MOST = 10  # of one kind that a step shows

@@ -51,7 +51,9 @@ def _round(number: int, one: Explained) -> Iterator[str]:
         yield _row("  finding", clean(f"{cause}{one.finding.sentence.partition(';')[0]} ({one.finding.confidence})"))
     if one.points:
         yield _row("  patched", count(one.calls, "call"))
-    share = "its share is not defined" if one.share is None else f"explains {_percent(one.share)} of the squared error"
+    nothing = "nothing was patched, so nothing is credited to it"
+    undefined = "its share is not defined" if one.calls else nothing
+    share = undefined if one.share is None else f"explains {_percent(one.share)} of the squared error"
     if one.share is not None and one.share < 0:
         share = f"{_percent(-one.share)} more squared error: what it did hid a part of another error"
     yield _row("  output error", f"rel_l2 {_figure(one.before)} before, {_figure(one.after)} after: {share}")

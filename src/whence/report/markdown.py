@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from whence.report.plain import clean, count
+from whence.report.plain import AT_LINE, clean, count
 from whence.report.text import CAUSES, answer, headline
 from whence.results import Comparison, Finding
 
@@ -44,6 +44,8 @@ def _lines(result: Comparison) -> Iterator[str]:
 
 def _finding(number: int, finding: Finding) -> tuple[str, ...]:
     where = f"step {finding.step}, rank {finding.rank}"
+    if AT_LINE.search(finding.source):
+        where += f", {code(finding.source)}"
     cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
     name = code(finding.name) + (f" {code(finding.slot)}" if finding.slot else "")
     also = f"; also in {', '.join(code(n) for n in finding.also[:4])}" if finding.also else ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from whence.report.fitting import fitted
+
+AT_LINE = re.compile(r":\d+$")
+"""How a source ends that is a place in a file."""
 
 
 def clean(text: object) -> str:

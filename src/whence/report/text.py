@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from whence.report import generation, tracing
 from whence.report import occurrences as counts
-from whence.report.plain import clean, count, folded
+from whence.report.plain import AT_LINE, clean, count, folded
 from whence.results import Comparison, Declared, Finding
 
 LEFT = 19
 _MOST_FINDINGS = 5
-AT_LINE = re.compile(r":\d+$")  # of a source that is a place in a file
 _ORDER = ("identical", "noise", "declared", "inherited", "amplified", "precision", "introduced", "param-diff", "structural",
           "nondeterministic", "incomparable", "undetermined")  # fmt: skip
 CAUSES = {

@@ -57,7 +57,7 @@ def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = 
     if names is not None and not matched:
         raise UsageError(f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing was scrubbed")
     if info:
-        update_info(run, command=[], environment={}, cwd="", user="", scrubbed=True)
+        update_info(run, command=[], environment={}, cwd="", user="", interpreter="", scrubbed=True)
     return Scrubbed(records, nbytes)
 
 

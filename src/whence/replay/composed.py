@@ -1,0 +1,243 @@
+"""One program out of the operators that a module ran, where each of them was recorded as a call of its own.
+
+Operators are wired by the records that they share. A tensor that was written through a view of it has a record that no operator made;
+it is found among the tensors that share that memory. Whether the wiring is right shows when the program is checked against its
+own recording, as every program is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from whence import dtypes
+from whence.errors import ReplayRefused
+from whence.records import Call, Operation, Program, Record
+
+COMPOSED = "composed of operators"
+"""The note of a program that was made here: nothing tells which numbers the code around its operators looked at."""
+
+_UNWRITTEN = ("aten.empty", "aten.new_empty")
+_STRIDED = "aten.empty_strided.default"
+_VIEWS = frozenset((
+    "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias", "detach", "split", "chunk", "unbind",
+    "as_strided", "narrow", "unfold", "diagonal", "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
+    "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten", "squeeze_", "unsqueeze_", "contiguous",
+))  # fmt: skip
+
+
+def compose(call: Call, kids: Sequence[Call], programs: Mapping[str, Program], records: Sequence[Record]) -> Program:
+    """The program of a module call.
+
+    kids: every call right below it, in the order of execution; operators become operations, all others stay its children, numbered
+    from 0. Raises ReplayRefused where an operator cannot be run again.
+    """
+    made = _Composer(call, records)
+    number = 0
+    for kid in kids:
+        if kid.kind == "operator":
+            made.operator(kid, programs.get(kid.program))
+        else:
+            made.child(number, kid)
+            number += 1
+    return made.program()
+
+
+class _Composer:
+    """What has been put together so far. known: record -> what holds it; groups: which operands share memory."""
+
+    def __init__(self, call: Call, records: Sequence[Record]) -> None:
+        self._call, self._records = call, records
+        self._lines: list[str] = []
+        self._operations: list[Operation] = []
+        self._inputs: list[str] = []
+        self._input_records: list[int] = []
+        self._params: list[str] = []
+        self._constants: list[int] = []
+        self._outputs: list[tuple[str, Any]] = []
+        self._calls: list[tuple[int, int]] = []
+        self._lost: list[tuple[str, str]] = []
+        self._base, self._default, self._inference, self._in_place = "", "float32", False, False
+        self._known: dict[int, Any] = {}
+        self._group: dict[str, int] = {}
+        self._members: dict[int, list[tuple[Any, int]]] = {}
+        self._written: dict[int, int] = {}  # group -> when it was last written
+        for ref in call.refs:
+            if ref.slot.startswith(("input", "param")):
+                self._learn(ref.record, {"slot": ref.slot})
+
+    # ---- what holds a record
+
+    def _learn(self, record: int, operand: Any, group: int | None = None) -> None:
+        self._known[record] = operand
+        key = repr(operand)
+        group = self._group.setdefault(key, len(self._group) if group is None else group)
+        self._members.setdefault(group, []).append((operand, record))
+
+    def _find(self, record: int) -> Any:
+        """What holds a record now; None where nothing here made it."""
+        if (known := self._known.get(record)) is not None:
+            return known
+        wanted = self._records[record]
+        form = (wanted.dtype, wanted.shape, wanted.stride)
+        for group in sorted(self._written, key=lambda g: -self._written[g]):
+            for operand, older in reversed(self._members.get(group, ())):
+                other = self._records[older]
+                if (other.dtype, other.shape, other.stride) == form:
+                    self._known[record] = operand
+                    return operand
+        return None
+
+    def _operand(self, record: int, dtype: str = "") -> Any:
+        """An operand of the program that holds a record: what nothing here made is a constant of the code."""
+        found = self._find(record)
+        if found is None:
+            if self._records[record].elements is None and self._records[record].count:
+                raise ReplayRefused(f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, which was not kept")
+            if record not in self._constants:
+                self._constants.append(record)
+            return {"const": self._constants.index(record)}
+        return self._resolved(found, record)
+
+    def _resolved(self, operand: Any, record: int) -> Any:
+        slot = operand.get("slot")
+        if slot is None:
+            return operand
+        if slot.startswith("param"):
+            if slot not in self._params:
+                self._params.append(slot)
+            return {"param": slot}
+        if slot not in self._inputs:
+            self._inputs.append(slot)
+            self._input_records.append(record)
+        return {"in": self._inputs.index(slot)}
+
+    # ---- calls
+
+    def operator(self, call: Call, program: Program | None) -> None:
+        """Append an operator."""
+        refs = {r.slot: r.record for r in call.refs}
+        if program is None:
+            return self._unwritten(call, refs)
+        given = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
+        # What an operator overwrites need not be known to repeat it alone; here it is memory that others look at.
+        instead = {
+            place["op"][0]: self._operand(refs[f"input.{slot[8:]}"]) for slot, place in program.outputs
+            if slot.startswith("mutated") and "op" in place and f"input.{slot[8:]}" in refs
+            and program.operations[place["op"][0]].name == _STRIDED
+        }  # fmt: skip
+        places: dict[int, int] = {}
+
+        def value(v: Any) -> Any:
+            if isinstance(v, (list, tuple)):
+                return [value(item) for item in v]
+            if not isinstance(v, dict):
+                return v
+            kind, at = next(iter(v.items()))
+            if kind == "in":
+                return given[program.inputs[at]]
+            if kind == "op":
+                return instead[at[0]] if at[0] in instead else {"op": [places[at[0]], at[1]]}
+            if kind in ("dim", "mul", "param", "const"):
+                raise ReplayRefused(f"{call.op} has an argument of the kind {kind}")
+            return v
+
+        for place, operation in enumerate(program.operations):
+            if place in instead:
+                continue
+            places[place] = len(self._operations)
+            self._operations.append(
+                Operation(
+                    operation.name, tuple(map(value, operation.args)), {k: value(a) for k, a in operation.kwargs.items()}, operation.guard
+                )
+            )
+            self._lines.append(call.source)
+        self._base = self._base or program.base
+        self._default, self._inference = program.default_dtype, self._inference or program.inference
+        first = next(iter(given.values()), None)
+        shared = self._group_of(first, refs) if _base_name(call.op) in _VIEWS else None
+        for slot, place in program.outputs:
+            if slot not in refs:
+                continue
+            operand = value(place)
+            if slot.startswith("mutated"):
+                self._in_place = True
+                group = self._group.setdefault(repr(self._held(operand)), len(self._group))
+                self._written[group] = len(self._operations)
+                self._learn(refs[slot], self._held(operand))
+            elif not any(s.startswith("mutated") and refs.get(s) == refs[slot] for s, _ in program.outputs):
+                self._learn(refs[slot], operand, shared)
+
+    def _held(self, operand: Any) -> Any:
+        """An operand as `_known` has it, where slots are resolved when they are read."""
+        if "in" in operand:
+            return {"slot": self._inputs[operand["in"]]}
+        return {"slot": operand["param"]} if "param" in operand else operand
+
+    def _group_of(self, operand: Any, refs: Mapping[str, int]) -> int | None:
+        return self._group.get(repr(self._held(operand))) if operand is not None else None
+
+    def _find_or_constant(self, refs: Mapping[str, int], slot: str, call: Call) -> Any:
+        if slot not in refs:
+            raise ReplayRefused(f"{slot} of {call.op} was not captured")
+        return self._operand(refs[slot])
+
+    def _unwritten(self, call: Call, refs: Mapping[str, int]) -> None:
+        """Memory that others write."""
+        made = refs.get("output.0")
+        if not call.op.startswith(_UNWRITTEN) or made is None:
+            raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
+        record = self._records[made]
+        strides = [*record.stride] if record.stride else _contiguous(record.shape)
+        self._learn(made, {"op": [len(self._operations), 0]})
+        self._operations.append(Operation(_STRIDED, ([*record.shape], strides), {"dtype": {"dtype": record.dtype}}))
+        self._lines.append(call.source)
+
+    def child(self, number: int, call: Call) -> None:
+        """Between operators a child ran: what it was given is made here, what it left goes on."""
+        for ref in call.slots("input"):
+            self._hand(f"{number}:{ref.slot}", ref.record)
+        self._calls.append((number, len(self._operations)))
+        for kind in ("output", "mutated"):
+            for ref in call.slots(kind):
+                self._learn(ref.record, {"slot": f"{number}:{ref.slot}"})
+
+    def _hand(self, slot: str, record: int) -> None:
+        if self._find(record) is None:
+            self._lost.append((slot, "made where no operator was recorded"))
+        else:
+            self._outputs.append((slot, self._operand(record)))
+
+    def program(self) -> Program:
+        """All of it."""
+        for kind in ("output", "mutated"):
+            for ref in self._call.slots(kind):
+                self._hand(ref.slot, ref.record)
+        if not self._outputs:
+            raise ReplayRefused(self._lost[0][1] if self._lost else "its operators make nothing that it returns")
+        names = [self._records[r].dtype for r in self._input_records]
+        base = next((n for n in names if n in dtypes.DTYPES and dtypes.named(n).is_floating), self._base)
+        program = Program(
+            id="", operations=tuple(self._operations), inputs=tuple(self._inputs), outputs=tuple(self._outputs), params=tuple(self._params),
+            constants=tuple(self._constants), base=base, input_dtypes=tuple(names), default_dtype=self._default,
+            fixed=tuple((k, axis, n) for k, r in enumerate(self._input_records) for axis, n in enumerate(self._records[r].shape)),
+            inference=self._inference, notes=(COMPOSED, *(("in-place",) if self._in_place else ())), calls=tuple(self._calls),
+            lost=tuple(self._lost),
+        )  # fmt: skip
+        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
+        return msgspec.structs.replace(program, id=f"composed {digest}", lines=tuple(self._lines))
+
+
+def _base_name(op: str) -> str:
+    return op.split(".")[1] if op.count(".") > 1 else op
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return strides[::-1]
