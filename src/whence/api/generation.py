@@ -60,10 +60,12 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
     coverage = Coverage(of, compared, measured, 0, 0, bool(compared) and measured == compared)
     notes = [n.text for run in (reference, target) for n in run.notes if n.kind in ("logits", "budget", "error")]
     notes += [f"{side}: {text}" for side, run in (("reference", reference), ("target", target)) for text in align.changed(run)]
+    notes += [f"tokens: {why}" for why in dict.fromkeys(told.whys)]
     notes += [f"{words} needs modules: it changes nothing between logits alone" for words in unused]
     status, why = decide(findings, (), coverage, inputs_differ=False, strict=options.strict, min_coverage=options.min_coverage)
     if status == "undecided" and not findings:
         why = _too_few(found, coverage, options.min_coverage)
+        why = f"no token is compared: {told.whys[0]}" if told.whys and not compared else why
     differs = next((t for t in found.tokens if t.verdict not in ("identical", "noise")), None)
     versions = {"whence": __version__, "format": str(reference.info.format)}
     return Comparison(
@@ -76,20 +78,21 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
     )  # fmt: skip
 
 
-def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[Call]) -> Generation | None:
-    """What both runs of a comparison generated, tied to its findings; None where neither went on with tokens of its own.
+def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[Call]) -> tuple[Generation | None, tuple[str, ...]]:
+    """(what both runs of a comparison generated, tied to its findings, notes on what of it is not known).
 
-    reference, target: as they were captured; calls: of the aligned reference, which the result speaks of.
+    None where neither went on with tokens of its own. reference, target: as they were captured; calls: of the aligned reference, which the result speaks of.
     """
     told = _Generated(reference, target)
+    notes = tuple(f"tokens are not compared: {why}" for why in dict.fromkeys(told.whys))
     if not any(len(p.calls) > 1 for p in (*told.left, *told.right)):
-        return None
+        return None, notes
     reach = _Reach(result, calls)
     found = told.judged((), logits_only=False, faulty=_faulty(result, reach))
     if not found.compared:
-        return None
+        return None, notes
     led_to = _behind(found.tokens[found.suspect], told, result, reach) if found.suspect >= 0 else ""
-    return msgspec.structs.replace(found, led_to=led_to, prompts=tuple(_with_no_effect(found, told, result, reach)))
+    return msgspec.structs.replace(found, led_to=led_to, prompts=tuple(_with_no_effect(found, told, result, reach))), notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,9 @@ class _Generated:
 
     def __init__(self, reference: Run, target: Run) -> None:
         self.runs = reference, target
-        self.left = sequences.prompts(reference)
-        self.right = sequences.prompts(target, [p.tokens for p in self.left])
+        self.whys: list[str] = []
+        self.left = sequences.prompts(reference, whys=self.whys)
+        self.right = sequences.prompts(target, [p.tokens for p in self.left], self.whys)
         self.left = sequences.prompts(reference, [p.tokens for p in self.right])
         self.pairs = sequences.together(self.left, self.right)
         self._eos = [{name: _several(found.get("eos")) for name, found in align.settings_of(run).items()} for run in self.runs]

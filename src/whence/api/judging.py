@@ -207,7 +207,11 @@ class Judging:
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots, strict=True):
             made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
             call = self.faces.calls[pair.reference]
-            if call.leaf and made and all(self.faces.error(s).exact and self.faces.reference.records[s.reference_record].count for s in made):
+            if (
+                call.leaf
+                and made
+                and all(self.faces.error(s).exact and self.faces.reference.records[s.reference_record].count for s in made)
+            ):
                 found[self._alike(call, self.faces.target.calls[pair.target])] += 1
         return found
 

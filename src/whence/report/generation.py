@@ -25,6 +25,9 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     found = result.generation
     if found is None:
         return
+    if not found.of:
+        yield "TOKENS", "none compared"
+        return
     passing = [p for p in found.prompts if p.passes]
     flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
     parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
