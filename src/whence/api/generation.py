@@ -81,7 +81,8 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
 def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[Call]) -> tuple[Generation | None, tuple[str, ...]]:
     """(what both runs of a comparison generated, tied to its findings, notes on what of it is not known).
 
-    None where neither went on with tokens of its own. reference, target: as they were captured; calls: of the aligned reference, which the result speaks of.
+    None where neither went on with tokens of its own. reference, target: as they were captured; calls: of the aligned reference, which
+    the result speaks of.
     """
     told = _Generated(reference, target)
     notes = tuple(f"tokens are not compared: {why}" for why in dict.fromkeys(told.whys))
@@ -143,7 +144,7 @@ class _Generated:
         noise = [t.numbers.get("rel_logit_err") or 0.0 for t in tokens if t.verdict in ("noise", "explained", "sampled")]
         suspect = next((i for i, t in enumerate(tokens) if t.verdict in _BAD), -1)
         alone = sum(self._length(0, p) for n, p in enumerate(self.left) if n not in {m.reference for m in self.pairs})
-        sentence = _words(tokens[suspect], prompts[tokens[suspect].prompt]) if suspect >= 0 else ""
+        sentence = _words(tokens[suspect], prompts[places[suspect].pair]) if suspect >= 0 else ""
         return Generation(
             logits_only, prompts, tokens, sum(p.compared for p in prompts), sum(p.of for p in prompts) + alone,
             median(noise) if noise else None, len(self.left) - len(self.pairs), len(self.right) - len(self.pairs),
@@ -234,7 +235,7 @@ class _Generated:
         one, other = self.left[pair.reference], self.right[pair.target]
         mine, theirs = one.scores[place.index], other.scores[place.index]
         steps = self.runs[0].calls[mine.call].step, self.runs[1].calls[theirs.call].step
-        where = (place.pair, place.index + 1, steps[0], mine.row, steps[1], theirs.row)
+        where = (pair.reference + 1, place.index + 1, steps[0], mine.row, steps[1], theirs.row)
         after = [p.tokens[place.index + 1] if place.index + 1 < len(p.tokens) else -1 for p in (one, other)]
         f = place.figures
         if f is None or said is None:
@@ -269,7 +270,7 @@ class _Generated:
     def _prompted(self, n: int, tokens: Sequence[Token], lengths: tuple[int, int]) -> Prompted:
         pair = self.pairs[n]
         one, other = self.left[pair.reference], self.right[pair.target]
-        mine = [i for i, t in enumerate(tokens) if t.prompt == n]
+        mine = [i for i, t in enumerate(tokens) if t.prompt == pair.reference + 1]
         verdicts = Counter(tokens[i].verdict for i in mine)
         compared = len(mine) - verdicts["incomparable"]
         worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
@@ -283,6 +284,7 @@ class _Generated:
             one.tokens[: min(one.prompt, other.prompt)], root.root, root.rank, root.step, one.row, other.call.step, other.row,
             *lengths, compared, max(lengths[0], compared), outcome,
             (verdicts["explained"], verdicts["unexplained"], verdicts["sampled"]), first, off,
+            number=pair.reference + 1,
         )  # fmt: skip
 
     @staticmethod
@@ -291,8 +293,8 @@ class _Generated:
         return len(one.calls) > 1 and len(other.calls) > 1 and lengths[1] < lengths[0]
 
     def first_difference(self, token: Token, found: Generation) -> dict[str, object]:
-        prompt = found.prompts[token.prompt]
-        call = self.left[self.pairs[token.prompt].reference].call
+        prompt = found.prompt_of(token)
+        call = self.left[token.prompt - 1].call
         return {"name": prompt.root, "op_type": call.op_type, "step": token.step, "rank": prompt.rank, "verdict": token.verdict}
 
 
@@ -326,7 +328,7 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     if found.suspect < 0:
         return []
     token = found.tokens[found.suspect]
-    prompt = found.prompts[token.prompt]
+    prompt = found.prompt_of(token)
     bad = [t for t in found.tokens if t.verdict in _BAD]
     first = found.suspect == 0
     clear = [t for t in bad if t.score > (4.0 if first and t.verdict == "off" else _CLEAR) or t.why]
@@ -336,7 +338,7 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     if not flipped:
         said += ", with no effect on tokens"
     hint = f"; capture both without --level logits, --steps :{max(token.step, token.target_step) + 1}, to see which module"
-    call = told.left[told.pairs[token.prompt].reference].call
+    call = told.left[token.prompt - 1].call
     also = tuple(dict.fromkeys(f"prompt {t.prompt}" for t in bad if t.prompt != token.prompt))
     numbers = token.numbers | {"score": _finite(token.score)}
     return [
@@ -396,7 +398,7 @@ def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
 
 def _behind(token: Token, told: _Generated, result: Comparison, reach: _Reach) -> str:
     """The finding that a token leads to: the first one in calls of its root up to the token's own."""
-    root = told.left[told.pairs[token.prompt].reference].call.root
+    root = told.left[token.prompt - 1].call.root
     for finding in result.findings:
         name, steps = reach.of(finding.pair) if finding.pair >= 0 else (finding.root, {finding.step})
         if name == root and min(steps) <= token.step:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -99,7 +100,7 @@ def _seen_growing(series: Sequence[Ids]) -> Padding | None:
     """The padding whose place new tokens take from call to call; None where nothing grows so, or not by one id on one side."""
     found: Counter[Padding] = Counter()
     for ids in series:
-        for now, then in zip(ids, ids[1:]):
+        for now, then in itertools.pairwise(ids):
             for behind in (True, False):
                 token = _replaced(now, then, behind=behind)
                 if token is not None:
@@ -159,8 +160,8 @@ def _doubtful(given: Fed, ids: Ids) -> str:
         return ""
     row = runs.index(max(runs))
     return (
-        f"{given.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of step {given.call.step} ends in {max(runs)} times "
-        f"{int(ids[row, -1])}: whether that is padding, and so which logits belong to the last real token, is not known; "
+        f"{given.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of step {given.call.step} ends in "
+        f"{max(runs)} times {int(ids[row, -1])}: whether that is padding, and so which logits belong to the last real token, is not known; "
         "give the model its mask or lengths, or capture two steps of one generation"
     )
 
