@@ -304,7 +304,8 @@ class Nearest(msgspec.Struct, frozen=True):
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token that both runs chose behind the same tokens.
 
-    prompt: number in Generation.prompts. index: place in the sequence, from the prompt's first token on; step, row: call of the
+    prompt: its number, from 1, as `Prompted.number` has it. index: place in the sequence, from the prompt's first token on.
+    step, row: call of the
     root and row of its batch whose logits chose it. reference, target: the tokens that came next, or would have.
     verdict: "identical" (bitwise equal logits), "noise", "explained" (another token, the gap is within the noise), "unexplained",
     "sampled" (another token although the logits agree: not the largest was taken), "off" (logits further apart than rounding takes
@@ -333,7 +334,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: "equal", "explained", "sampled" (parted, and no fault of the model), "unexplained", "off" (no token unexplained, but
     logits that are off), "not compared". flips: (explained, unexplained, sampled). first: place in Generation.tokens of
     the first token that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its calls whose
-    error changed none of its tokens.
+    error changed none of its tokens. number: from 1, in the order in which the reference was asked.
     """
 
     ids: tuple[int, ...]
@@ -352,6 +353,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int = -1
     off: int = -1
     no_effect: tuple[str, ...] = ()
+    number: int = 0
 
     @property
     def passes(self) -> bool:
@@ -380,6 +382,10 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     suspect: int = -1
     sentence: str = ""
     led_to: str = ""
+
+    def prompt_of(self, token: Token) -> Prompted:
+        """The prompt behind which a token was chosen."""
+        return next(prompt for prompt in self.prompts if prompt.number == token.prompt)
 
 
 class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -727,7 +733,8 @@ class PromptMatch(OutputMatch, frozen=True, kw_only=True):
     verdict: "PASS" (full), "FAIL", or "NO" (nothing could be compared; `why`). before, change: its verdict at the commit before, and
     "newly failing" or "newly passing", where two commits are compared.
     matched_by: "prompt", "position", or "" without a partner. reference_line, target_line: from 1; of an array its elements.
-    common, reference_at, target_at: a few units before the first difference and from it on.
+    common, reference_at, target_at: a few units before the first difference and from it on. id: what the file calls it, "" where it
+    gives none, or one to several.
     """
 
     number: int
@@ -742,6 +749,7 @@ class PromptMatch(OutputMatch, frozen=True, kw_only=True):
     common: str = ""
     reference_at: str = ""
     target_at: str = ""
+    id: str = ""
 
 
 class Disagreement(msgspec.Struct, frozen=True):

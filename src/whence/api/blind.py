@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from whence import judge
 from whence.api.faces import Faces
-from whence.readers import UNTOLD
+from whence.readers import LOGGED, UNTOLD
 from whence.records import Run
 from whence.results import SlotPair
 
@@ -19,13 +19,16 @@ _NOTHING = judge.Error(0.0, exact=True)
 class Blind:
     """Paired calls of the reference whose inputs at least one run does not tell, and those of which it shows some elements only.
 
-    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the way to what it read.
+    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the way to what it read. ahead: of every
+    paired leaf, the largest error of all that was made before it, whatever it read.
     """
 
     def __init__(self, faces: Faces) -> None:
         outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
         self.calls: set[int] = set()
         self.before: dict[int, judge.Error] = {}
+        self.ahead: dict[int, judge.Error] = {}
+        logged: dict[tuple[int, str], judge.Error] = {}  # by the kernel that runs now, which has not yet given its result
         worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
         earlier: dict[tuple[int, str, str], judge.Error] = {}  # up to the call of this name, in steps before
         upto: dict[int, judge.Error] = {}  # by record, the largest on the way to it
@@ -43,22 +46,26 @@ class Blind:
                 continue
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
-                step[whole], worst[whole] = call.step, _NOTHING
+                step[whole], worst[whole], logged[whole] = call.step, _NOTHING, _NOTHING
             untold = (call.kind == "label" or outputs_only) and not call.slots("input")
             untold = untold or UNTOLD in call.notes or untold_region
             if untold:
                 self.calls.add(call.id)
             slots = faces.slots[index].values()
             read = [s for s in slots if s.reference_slot.startswith("input")]
+            ahead = self.ahead[call.id] = _worse(came, _worse(worst[whole], earlier.get(name, _NOTHING)))
             if untold:
-                came = _worse(came, _worse(worst[whole], earlier.get(name, _NOTHING)))
+                came = ahead
             if untold or any(map(faces.partly, read)):
                 self.before[call.id] = came
             for slot in slots if call.leaf else ():
                 if slot.reference_slot.startswith(("output", "mutated")):
                     error = faces.error(slot)
-                    worst[whole] = _worse(worst[whole], error)
+                    held = logged if LOGGED in call.notes else worst
+                    held[whole] = _worse(held[whole], error)
                     upto[slot.reference_record] = _worse(came, error)
+            if LOGGED not in call.notes:
+                worst[whole] = _worse(worst[whole], logged[whole])
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
         self._faces = faces
         self._looked: dict[int, int] = {}

@@ -166,8 +166,8 @@ def compare_runs(
             result, occurrences=counted(faces, per_call, tracer.significant), origin=tracer.origin(start) if start is not None else None
         )
     with _Timer(timing, "tokens"):
-        made = generation.generated(own, other, result, faces.calls)
-    return msgspec.structs.replace(result, generation=made) if made is not None else result
+        made, unknown = generation.generated(own, other, result, faces.calls)
+    return msgspec.structs.replace(result, generation=made, notes=(*result.notes, *unknown))
 
 
 class _Timer:

@@ -94,7 +94,7 @@ def _compare(
         allowed = judge.thresholds(limits["full"], limits["half"], limits["path"], model)
         again = prompts.again(reference, "reference"), prompts.again(target, "target")
         unsteady = {digest: f"the {one.side} itself answers it in two ways" for _, found in again for digest, one in found.items()}
-        told = tuple(prompts.row(i + 1, row, reference, target, unsteady) for i, row in enumerate(rows))
+        told = prompts.named(prompts.row(i + 1, row, reference, target, unsteady) for i, row in enumerate(rows))
         notes += _notes(sources, rows, how, reference, target)
         return _judged(told, allowed, reference, target, again, notes), rows
 

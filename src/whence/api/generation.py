@@ -60,10 +60,12 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
     coverage = Coverage(of, compared, measured, 0, 0, bool(compared) and measured == compared)
     notes = [n.text for run in (reference, target) for n in run.notes if n.kind in ("logits", "budget", "error")]
     notes += [f"{side}: {text}" for side, run in (("reference", reference), ("target", target)) for text in align.changed(run)]
+    notes += [f"tokens: {why}" for why in dict.fromkeys(told.whys)]
     notes += [f"{words} needs modules: it changes nothing between logits alone" for words in unused]
     status, why = decide(findings, (), coverage, inputs_differ=False, strict=options.strict, min_coverage=options.min_coverage)
     if status == "undecided" and not findings:
         why = _too_few(found, coverage, options.min_coverage)
+        why = f"no token is compared: {told.whys[0]}" if told.whys and not compared else why
     differs = next((t for t in found.tokens if t.verdict not in ("identical", "noise")), None)
     versions = {"whence": __version__, "format": str(reference.info.format)}
     return Comparison(
@@ -76,20 +78,22 @@ def compare_logits(reference: Run, target: Run, options: CompareOptions, again: 
     )  # fmt: skip
 
 
-def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[Call]) -> Generation | None:
-    """What both runs of a comparison generated, tied to its findings; None where neither went on with tokens of its own.
+def generated(reference: Run, target: Run, result: Comparison, calls: Sequence[Call]) -> tuple[Generation | None, tuple[str, ...]]:
+    """(what both runs of a comparison generated, tied to its findings, notes on what of it is not known).
 
-    reference, target: as they were captured; calls: of the aligned reference, which the result speaks of.
+    None where neither went on with tokens of its own. reference, target: as they were captured; calls: of the aligned reference, which
+    the result speaks of.
     """
     told = _Generated(reference, target)
+    notes = tuple(f"tokens are not compared: {why}" for why in dict.fromkeys(told.whys))
     if not any(len(p.calls) > 1 for p in (*told.left, *told.right)):
-        return None
+        return None, notes
     reach = _Reach(result, calls)
     found = told.judged((), logits_only=False, faulty=_faulty(result, reach))
     if not found.compared:
-        return None
+        return None, notes
     led_to = _behind(found.tokens[found.suspect], told, result, reach) if found.suspect >= 0 else ""
-    return msgspec.structs.replace(found, led_to=led_to, prompts=tuple(_with_no_effect(found, told, result, reach)))
+    return msgspec.structs.replace(found, led_to=led_to, prompts=tuple(_with_no_effect(found, told, result, reach))), notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,9 @@ class _Generated:
 
     def __init__(self, reference: Run, target: Run) -> None:
         self.runs = reference, target
-        self.left = sequences.prompts(reference)
-        self.right = sequences.prompts(target, [p.tokens for p in self.left])
+        self.whys: list[str] = []
+        self.left = sequences.prompts(reference, whys=self.whys)
+        self.right = sequences.prompts(target, [p.tokens for p in self.left], self.whys)
         self.left = sequences.prompts(reference, [p.tokens for p in self.right])
         self.pairs = sequences.together(self.left, self.right)
         self._eos = [{name: _several(found.get("eos")) for name, found in align.settings_of(run).items()} for run in self.runs]
@@ -139,7 +144,7 @@ class _Generated:
         noise = [t.numbers.get("rel_logit_err") or 0.0 for t in tokens if t.verdict in ("noise", "explained", "sampled")]
         suspect = next((i for i, t in enumerate(tokens) if t.verdict in _BAD), -1)
         alone = sum(self._length(0, p) for n, p in enumerate(self.left) if n not in {m.reference for m in self.pairs})
-        sentence = _words(tokens[suspect], prompts[tokens[suspect].prompt]) if suspect >= 0 else ""
+        sentence = _words(tokens[suspect], prompts[places[suspect].pair]) if suspect >= 0 else ""
         return Generation(
             logits_only, prompts, tokens, sum(p.compared for p in prompts), sum(p.of for p in prompts) + alone,
             median(noise) if noise else None, len(self.left) - len(self.pairs), len(self.right) - len(self.pairs),
@@ -230,7 +235,7 @@ class _Generated:
         one, other = self.left[pair.reference], self.right[pair.target]
         mine, theirs = one.scores[place.index], other.scores[place.index]
         steps = self.runs[0].calls[mine.call].step, self.runs[1].calls[theirs.call].step
-        where = (place.pair, place.index + 1, steps[0], mine.row, steps[1], theirs.row)
+        where = (pair.reference + 1, place.index + 1, steps[0], mine.row, steps[1], theirs.row)
         after = [p.tokens[place.index + 1] if place.index + 1 < len(p.tokens) else -1 for p in (one, other)]
         f = place.figures
         if f is None or said is None:
@@ -265,7 +270,7 @@ class _Generated:
     def _prompted(self, n: int, tokens: Sequence[Token], lengths: tuple[int, int]) -> Prompted:
         pair = self.pairs[n]
         one, other = self.left[pair.reference], self.right[pair.target]
-        mine = [i for i, t in enumerate(tokens) if t.prompt == n]
+        mine = [i for i, t in enumerate(tokens) if t.prompt == pair.reference + 1]
         verdicts = Counter(tokens[i].verdict for i in mine)
         compared = len(mine) - verdicts["incomparable"]
         worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
@@ -279,6 +284,7 @@ class _Generated:
             one.tokens[: min(one.prompt, other.prompt)], root.root, root.rank, root.step, one.row, other.call.step, other.row,
             *lengths, compared, max(lengths[0], compared), outcome,
             (verdicts["explained"], verdicts["unexplained"], verdicts["sampled"]), first, off,
+            number=pair.reference + 1,
         )  # fmt: skip
 
     @staticmethod
@@ -287,8 +293,8 @@ class _Generated:
         return len(one.calls) > 1 and len(other.calls) > 1 and lengths[1] < lengths[0]
 
     def first_difference(self, token: Token, found: Generation) -> dict[str, object]:
-        prompt = found.prompts[token.prompt]
-        call = self.left[self.pairs[token.prompt].reference].call
+        prompt = found.prompt_of(token)
+        call = self.left[token.prompt - 1].call
         return {"name": prompt.root, "op_type": call.op_type, "step": token.step, "rank": prompt.rank, "verdict": token.verdict}
 
 
@@ -322,7 +328,7 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     if found.suspect < 0:
         return []
     token = found.tokens[found.suspect]
-    prompt = found.prompts[token.prompt]
+    prompt = found.prompt_of(token)
     bad = [t for t in found.tokens if t.verdict in _BAD]
     first = found.suspect == 0
     clear = [t for t in bad if t.score > (4.0 if first and t.verdict == "off" else _CLEAR) or t.why]
@@ -332,7 +338,7 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     if not flipped:
         said += ", with no effect on tokens"
     hint = f"; capture both without --level logits, --steps :{max(token.step, token.target_step) + 1}, to see which module"
-    call = told.left[told.pairs[token.prompt].reference].call
+    call = told.left[token.prompt - 1].call
     also = tuple(dict.fromkeys(f"prompt {t.prompt}" for t in bad if t.prompt != token.prompt))
     numbers = token.numbers | {"score": _finite(token.score)}
     return [
@@ -392,7 +398,7 @@ def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
 
 def _behind(token: Token, told: _Generated, result: Comparison, reach: _Reach) -> str:
     """The finding that a token leads to: the first one in calls of its root up to the token's own."""
-    root = told.left[told.pairs[token.prompt].reference].call.root
+    root = told.left[token.prompt - 1].call.root
     for finding in result.findings:
         name, steps = reach.of(finding.pair) if finding.pair >= 0 else (finding.root, {finding.step})
         if name == root and min(steps) <= token.step:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +21,7 @@ from whence.api.otherwise import Otherwise
 from whence.api.parameters import Parameters
 from whence.api.replaying import Replayed, Replayer
 from whence.api.sampling import Sampling
+from whence.api.statics import PLACED
 from whence.api.tapped import Tapped
 from whence.locate import GUILTY
 from whence.readers import GATHERED
@@ -181,7 +184,10 @@ class Judging:
             out_errors = [self.faces.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
         if judge.grow(in_errors, out_errors, u).verdict == "introduced":
             in_errors[: len(inputs)] = [self.faces.below_masks(s, call) for s in inputs]
-        evidence = judge.LeafEvidence(index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs))
+        repeats = self._repeats[self._alike(call, other)] if u else 0
+        evidence = judge.LeafEvidence(
+            index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs), repeats=repeats
+        )  # fmt: skip
         replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
         declared, figures = self.faces.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
@@ -202,6 +208,8 @@ class Judging:
             return self.indices.judged(verdict, call, inputs, [(s.reference_slot, s) for s in outputs])
 
         first = judge.judge_leaf(evidence)
+        if self.replayer is None:
+            first = judge.judge_leaf(evidence := self._doubting(evidence, call))
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return by_growth()
         reason = self._postponed(call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u))
@@ -209,6 +217,7 @@ class Judging:
             return by_growth(reason)
         found = self._replayed(index, call, other, given)
         if not found.local:
+            evidence = self._doubting(evidence, call)
             return by_growth(found.why)
         return self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
 
@@ -228,6 +237,37 @@ class Judging:
             return False
         program = self.faces.reference.programs.get(call.program)
         return program is None or len(program.operations) > _FEW_OPERATORS
+
+    def _doubting(self, evidence: judge.LeafEvidence, call: Call) -> judge.LeafEvidence:
+        """The evidence of a call that was not replayed, whose inputs are no more than likely: it may depend on all that was made before.
+
+        A program that is not the one that ran (exported before passes) has other operators around; types and order alone then tell who
+        reads what, and where they err, a call in the middle of what a fault spoilt seems to have equal inputs.
+        """
+        if call.id not in self.blind.ahead or PLACED not in call.notes:
+            return evidence
+        self.blind.calls.add(call.id)
+        return _but(evidence, inputs=[*evidence.inputs, self.blind.ahead[call.id]])
+
+    @functools.cached_property
+    def _repeats(self) -> Counter[Hashable]:
+        """How many calls of each kind (`_alike`) gave bitwise equal results, of calls that were printed or captured whole."""
+        found: Counter[Hashable] = Counter()
+        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots, strict=True):
+            made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
+            call = self.faces.calls[pair.reference]
+            if (
+                call.leaf
+                and made
+                and all(self.faces.error(s).exact and self.faces.reference.records[s.reference_record].count for s in made)
+            ):
+                found[self._alike(call, self.faces.target.calls[pair.target])] += 1
+        return found
+
+    def _alike(self, call: Call, other: Call) -> Hashable:
+        """What calls have in common that one kernel computes: operators, and forms of all that they read and leave."""
+        records = [(r.slot.partition(".")[0], self.faces.reference.records[r.record]) for r in call.refs]
+        return call.op_type, other.op_type, tuple((kind, r.dtype, r.shape) for kind, r in records)
 
     def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
         """Why this call is not replayed now, "" when it is."""

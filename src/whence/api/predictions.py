@@ -22,6 +22,8 @@ from whence.errors import UnreadableRun, UsageError
 
 RECORD_BYTES = 64 << 20  # of one record; a longer one is passed over and named
 _CHUNK = 1 << 20
+_IDS = ("id", "prompt_id", "data_id", "question_id", "no", "NO", "idx", "index")
+_LONGEST_ID = 40
 _BLANK = b" \t\r\n"
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x00\x00\xfe\xff", "UTF-32"))
 _BOM = b"\xef\xbb\xbf"
@@ -35,7 +37,10 @@ class Prediction(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Where a record is. number: from 0; line: from 1, of an array its element. prompt, output: digests; why: it cannot be read."""
+    """Where a record is. number: from 0; line: from 1, of an array its element. prompt, output: digests; why: it cannot be read.
+
+    id: what the record calls itself, "" where it does not.
+    """
 
     number: int
     line: int
@@ -44,6 +49,7 @@ class Entry(NamedTuple):
     prompt: bytes | None = None
     output: bytes | None = None
     why: str = ""
+    id: str = ""
 
 
 class Predictions:
@@ -107,6 +113,7 @@ class Predictions:
             found = self._prompt(raw)
         except (ValueError, RecursionError) as error:
             return entry._replace(why="nested too deeply" if isinstance(error, RecursionError) else str(error))
+        entry = entry._replace(id=_id(raw))
         # A record without an output still says which prompt has none.
         entry = entry._replace(prompt=None if found is None else _digest(found))
         try:
@@ -149,6 +156,15 @@ class Predictions:
             f"  read are JSON lines, or one JSON array, of objects such as"
             f' {{"{self.prompt_key}": "...", "{self.output_key}": "..." or [token ids]}}'
         )
+
+
+def _id(raw: Mapping[str, Any]) -> str:
+    """What a record calls itself: a short text or a whole number under one of the usual keys."""
+    for key in _IDS:
+        value = raw.get(key)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and 0 < len(str(value)) <= _LONGEST_ID:
+            return str(value)
+    return ""
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -66,7 +66,7 @@ def row(number: int, pair: Row, reference: Predictions, target: Predictions, uns
 
     one, other, how = pair
     told = PromptMatch(
-        number=number, prompt="", verdict="NO", matched_by=how,
+        number=number, prompt="", verdict="NO", matched_by=how, id=next((e.id for e in (one, other) if e and e.id), ""),
         reference_line=one.line if one else None, target_line=other.line if other else None,
     )  # fmt: skip
     whys, read = [], []
@@ -95,6 +95,14 @@ def row(number: int, pair: Row, reference: Predictions, target: Predictions, uns
         twice = unsteady.get(one.prompt or b"", "") if one else ""
         told = replace(told, why="; ".join(w for w in (_why(found, a, b), twice) if w))
     return replace(told, verdict=_verdict(found), **{f: getattr(found, f) for f in OutputMatch.__struct_fields__})
+
+
+def named(rows: Iterable[PromptMatch]) -> tuple[PromptMatch, ...]:
+    """Rows with the ids of their file where these tell all prompts apart, else without any."""
+    listed = tuple(rows)
+    ids = [row.id for row in listed]
+    apart = all(ids) and len(set(ids)) == len(ids)
+    return listed if apart else tuple(replace(row, id="") for row in listed)
 
 
 def _verdict(found: OutputMatch) -> str:

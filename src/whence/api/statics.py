@@ -25,6 +25,8 @@ from whence.records import Call, Note, Over, Ref, Run
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
 PROGRAM = "program"
+PLACED = "its operator is known by its place in the program, not by a name"
+"""The note of a call whose inputs a program tells that may be another operator's: they are right where replay reproduces the recording."""
 _MOST = 200  # differences that become findings
 _LEAST = 0.5  # of a log's tensors that a program must write to be its program
 
@@ -243,7 +245,7 @@ def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
     made = _unfolded(run, operators(program))
     writers: defaultdict[str, list[int]] = defaultdict(list)
     for call in made:
-        for name in (call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))):
+        for name in _written(call):
             writers[name].append(call.id)
     ran = [c for c in operators(run) if c.kind == "operator" and root in (None, c.root)]
     named = sum(c.scope in writers for c in ran)
@@ -254,6 +256,11 @@ def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
         else:
             out |= in_order(calls, made)
     return out
+
+
+def _written(operator: Call) -> tuple[str, ...]:
+    """The names of the variables that an operator of a program writes."""
+    return (operator.scope, *(note.removeprefix("writes ") for note in operator.notes if note.startswith("writes ")))
 
 
 def _unfolded(run: Run, made: list[Call]) -> list[Call]:
@@ -342,6 +349,7 @@ def _linked(
         rest = tuple(r for r in call.refs if not inputs or not r.slot.startswith("input"))
         source = program.calls[operator].source or call.source
         notes = (*call.notes, f"{_RUNS}{program.calls[operator].scope}")
+        notes = notes if call.scope in _written(program.calls[operator]) or not seen_only else (*notes, PLACED)
         notes = notes if told or any(r.slot.startswith("input") for r in rest) else (*notes, UNTOLD)
         out[call.id] = msgspec.structs.replace(
             call, refs=(*inputs, *rest), arguments=program.calls[operator].arguments, source=source, notes=notes
@@ -406,10 +414,20 @@ def told(result: Comparison, programs: Programs, reference: Run, target: Run) ->
         by_name = {d.name: d for d in faced.differences}
         names = {one.calls[a].scope for a, _ in faced.pairs}
         findings = [_explained(f, ran.get(f.name, f.name), by_name, names) if root in ("", f.root) else f for f in findings]
+    if len(programs.files) == 1:
+        findings = [_of_either(finding) for finding in findings]
     if len(programs.pairs) > 1:
         same = sum(line.partition(": ")[2].startswith(EQUAL) for line in equal)
         equal = [f"the programs of {same} of {len(programs.pairs)} predictors are equal"] if same else []
     return msgspec.structs.replace(result, findings=tuple(findings), programs=(*apart, *equal), program_files=programs.files)
+
+
+def _of_either(finding: Finding) -> Finding:
+    """A finding of two runs beside one program: whether the target's operator has the same attributes is not known."""
+    if finding.cause != "kernel":
+        return finding
+    words = "one program was given for both runs: another attribute in the target's is as likely as its kernel (--program once for each)"
+    return msgspec.structs.replace(finding, cause="", sentence=f"{finding.sentence}; {words}")
 
 
 def _explained(finding: Finding, name: str, by_name: Mapping[str, Difference], names: Set[str]) -> Finding:

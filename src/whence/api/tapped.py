@@ -30,7 +30,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import blocks
 from whence.judge.policy import Entry
-from whence.readers import UNORDERED
+from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
 from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
 
@@ -114,6 +114,41 @@ class _Coarse:
             return _but(old, verdict="precision", confidence="", cause="", sentence=f"{old.sentence}; as from {run}")
         why = "codes part along many products, or there is a fault beside them"
         return _but(old, verdict="undetermined", confidence="", cause="", sentence=f"of the size that comes from {run}; {why}")
+
+
+class _Around:
+    """What was made around labels by calls that are no labels, in one process, root and step."""
+
+    def __init__(self, faces: Faces, labels: Mapping[int, int]) -> None:
+        self._faces = faces
+        self._calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
+        self._looked: dict[tuple[int, str, int], int] = defaultdict(int)
+        self._worst: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
+        for call in sorted(faces.calls, key=lambda c: c.order) if labels else ():
+            if call.leaf and call.id in faces.pair_of and call.id not in labels and call.phase == "forward":
+                self._calls[call.rank, call.root, call.step].append(call)
+
+    def before(self, label: Call) -> list[judge.Error]:
+        """The largest errors of what was made before a label. Labels are asked for in their order."""
+        key = label.rank, label.root, label.step
+        calls, errors = self._calls[key], list(self._worst[key])
+        while self._looked[key] < len(calls) and calls[self._looked[key]].order < label.order:
+            slots = self._faces.slots[self._faces.pair_of[calls[self._looked[key]].id]].values()
+            made = (self._faces.error(s) for s in slots if s.reference_slot.startswith(("output", "mutated")))
+            errors += [dataclasses.replace(error, drift=None, lone=0.0) for error in made]
+            self._looked[key] += 1
+        self._worst[key] = _worst(errors)
+        return self._worst[key]
+
+    def kernel(self, label: Call) -> str:
+        """The operator whose kernel logged a label, in words; "" for a label that no kernel logged, or where no operator is seen."""
+        if LOGGED not in label.notes:
+            return ""
+        calls = self._calls[label.rank, label.root, label.step]
+        behind = next((c for c in calls if c.order > label.order), None)
+        if behind is not None:
+            return f"the kernel of {behind.scope or behind.root} ({behind.op_type})"
+        return "a kernel behind the last printed tensor" if calls else ""
 
 
 class Tapped:
@@ -259,6 +294,7 @@ class Tapped:
         """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
         out: dict[Tile, Verdict] = {}
         before: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
+        around = _Around(self.faces, self.labels)
         note = "labels have no programs" if self.faces.stated else "the reference is made of named arrays, which have no programs"
         for call, index in sorted(self.labels.items(), key=lambda item: self.faces.calls[item[0]].order):
             step = self.faces.calls[call].rank, self.faces.calls[call].root, self.faces.calls[call].step
@@ -269,13 +305,19 @@ class Tapped:
             if any(e.codes for e in errors):  # and what they were rounded from was computed as what is seen before it
                 u = max([u, *(e.u for e in before[step])])
             has_order = UNORDERED not in self.faces.calls[call].notes
-            growth = judge.grow(before[step] if has_order else [judge.Error(None)], errors, u)
+            came = [*before[step], *around.before(self.faces.calls[call])]
+            growth = judge.grow(came if has_order else [judge.Error(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)
             if self.faces.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
+            elif verdict.verdict == "introduced" and (kernel := around.kernel(self.faces.calls[call])):
+                said = f"logged by {kernel}: differs by rel_l2 {_said(growth.e_out)}, which nothing printed before it explains"
+                said += "; a log of some elements inside a kernel is no result of it, and no fault is read from it alone"
+                verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
             else:
-                came = before[step] if has_order and before[step] else None
-                verdict = judge.judge_unseen(verdict, growth, u, came, functools.partial(self.faces.sight, slots))
+                verdict = judge.judge_unseen(
+                    verdict, growth, u, came if has_order and came else None, functools.partial(self.faces.sight, slots)
+                )
             if not has_order and verdict.verdict == "undetermined":
                 verdict = _but(verdict, sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it inherits is not known")
             for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():

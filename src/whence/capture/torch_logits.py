@@ -21,6 +21,7 @@ from whence.records import Ref
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
+_LEAST_PADDED = 3  # tokens of rows that may be padded
 _NOT_KEPT = "not kept at --level logits"
 
 
@@ -28,7 +29,8 @@ class LogitsListener(Listener):
     """A `Listener` that records one call per call of the model: `input.*` as far as they are integers, `output.logits`.
 
     output.logits: (batch, 1, vocabulary), of the last real token of each row; all tokens with positions="all", or where rows lie
-    behind each other in one axis. A cache is a record of its shape. A model that returns no logits leaves a note.
+    behind each other in one axis; the last ones where rows without a mask end in a repeated id. A cache is a record of its shape. A model that
+    returns no logits leaves a note.
     """
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
@@ -38,6 +40,8 @@ class LogitsListener(Listener):
         self._heads = 0
         self._silent: set[str] = set()  # roots that were given tokens and returned no logits
         self._scored: set[str] = set()
+        self._forms: dict[str, tuple[int, ...]] = {}  # of the tokens that a root was given last
+        self._filled: set[str] = set()  # roots whose rows of one length ended in a repeated id
 
     def remove(self) -> None:
         if not self._removed:
@@ -97,8 +101,29 @@ class LogitsListener(Listener):
             return
         self._scored.add(frame.root.name)
         if self.session.options.positions == "last":
-            found = last(found.detach(), ids, given)
+            kept = self._kept(frame.root.name, found, ids, given)
+            found = last(found.detach(), ids, given) if kept == 1 else found.detach()[:, -kept:]
         frame.refs.append(Ref("output.logits", *self._sight(found, "output.logits", frame)[:2]))
+
+    def _kept(self, root: str, logits: Any, ids: Any, given: dict[str, Any]) -> int:
+        """How many columns of logits to keep at least: 1, or back to the last token before what may be padding.
+
+        Rows of a fixed length that end in a repeated id, with no mask beside them, are read when their texts are known (`align.prompts`).
+        """
+        if ids is None or ids.ndim != 2 or logits.ndim != 3 or logits.shape[1] != ids.shape[1] or ids.shape[1] < _LEAST_PADDED:
+            return 1
+        if any("mask" in name and tensor.ndim == 2 for name, tensor in given.items()):
+            return 1
+        form, before = tuple(ids.shape), self._forms.get(root)
+        self._forms[root] = form
+        if before not in (None, form):
+            self._filled.discard(root)  # the rows are as long as their texts
+            return 1
+        apart = (ids != ids[:, -1:]).flip(1).int()
+        run = int((apart.argmax(1) + (apart.amax(1) == 0) * ids.shape[1]).max())
+        if run > 1:
+            self._filled.add(root)
+        return min(run + 1, ids.shape[1]) if root in self._filled else 1
 
     def _program_of(self, frame: _Frame, error: str) -> tuple[str, str]:
         return "", "--level logits"

@@ -506,6 +506,9 @@ class Listener:
         ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
         if isinstance(ends, (int, list)):
             settings["eos"] = ends
+        padding = getattr(config, "pad_token_id", None)
+        if isinstance(padding, int):
+            settings["pad"] = padding
         if "transformers" in sys.modules:
             settings["transformers"] = getattr(sys.modules["transformers"], "__version__", "")
         self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)

@@ -50,6 +50,7 @@ class Growth:
     """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / max(e_in + 2u, spread).
 
     spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in units of its limit, `by`.
+    repeats: how many calls like this one gave the same bits on both sides, where the verdict rests on that.
     """
 
     verdict: str
@@ -60,12 +61,13 @@ class Growth:
     spread: float = 0.0
     moved: str = ""
     by: float = 0.0
+    repeats: int = 0
 
     def score(self, limits: Limits = LIMITS) -> float:
         """The error in units of what is allowed."""
         if self.evidence == "statistics" and self.moved and math.isfinite(self.e_out):
             return self.by
-        return max(self.growth / limits.growth, self.by)
+        return max(self.growth / (limits.amplified if self.repeats else limits.growth), self.by)
 
 
 # One element has at least this share of the squared error of a tensor of at least so many elements: it stands alone.

@@ -18,6 +18,7 @@ class Limits:
     extreme, mean, moment, higher: how far a statistic of the output may move from the reference's (judge.drift), over what the
     inputs' statistics moved plus 4 u.
     lone: growth of the error of one element that holds most of its tensor's error, where none of the inputs has such a one.
+    repeats: calls of an operator with the same bits on both sides from which on another one is held to `amplified` (judge.verdict).
     growth: error growth across a region from two dumps; amplified: growth that is worth a remark.
     slope, row, channel, shift, value: structure of the error (judge.structure): z of one scale on everything, of a scale per row
     and per channel, of the most shifted channel, of the most shifted range of values; effect: relative size below which any
@@ -40,6 +41,7 @@ class Limits:
     rho_16: float = 2.0
     z_16: float = 8.0
     growth: float = 5.0
+    repeats: int = 1
     extreme: float = 12.0
     mean: float = 2.5
     moment: float = 2.5

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whence.judge import words
 from whence.judge.growth import Error, Growth, grow
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.local import Local
 from whence.judge.parameters import ParameterDifference
 from whence.results import Verdict
@@ -21,6 +22,7 @@ class LeafEvidence:
     inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local: per output, figures of
     the replay on the target's inputs, or None with `no_replay` saying why. structural: a sentence when outputs cannot face
     each other although the inputs do. u: unit roundoff of the coarser side. cause: what a flagged replay is due to, once known.
+    repeats: how many calls of the same operator on tensors of the same form gave the same bits on both sides (`judge.repeated`).
     """
 
     pair: int
@@ -34,12 +36,13 @@ class LeafEvidence:
     cause: str = ""
     cause_words: str = ""
     broken: float = 0.0
+    repeats: int = 0
     slots: Sequence[str] = field(default_factory=tuple)
 
 
 def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     """The verdict of a leaf call."""
-    growth = grow(evidence.inputs, evidence.outputs, evidence.u, limits)
+    growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u, limits), evidence, limits)
     numbers = _of_growth(growth)
     if evidence.structural:
         return Verdict(evidence.pair, "structural", evidence="two dumps", confidence="likely", cause="structural", numbers=numbers,
@@ -57,7 +60,23 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
         return _of_parameters(evidence)
     if evidence.local:
         return _from_replay(evidence, growth, numbers, limits)
-    return judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
+    found = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
+    if growth.repeats:
+        times = f"{growth.repeats} other calls of it give" if growth.repeats > 1 else "another call of it gives"
+        found = msgspec.structs.replace(found, sentence=f"{found.sentence}; {times} the same bits on both sides")
+    return found
+
+
+def repeated(growth: Growth, evidence: LeafEvidence, limits: Limits = LIMITS) -> Growth:
+    """The growth of a call that others like it speak against: `introduced` where 16 bits alone would let it pass.
+
+    16 bits allow an operator that is computed otherwise ten roundings. Where other calls of the same operator on tensors of the same
+    form give the same bits on both sides, it is not computed otherwise: equal inputs then leave it `limits.amplified` bands at most.
+    """
+    enough = evidence.repeats >= limits.repeats and growth.e_in == 0 and evidence.u > U32
+    if not (enough and growth.verdict == "amplified" and growth.evidence == "two dumps"):
+        return growth
+    return dataclasses.replace(growth, verdict="introduced", repeats=evidence.repeats)
 
 
 def _of_parameters(evidence: LeafEvidence) -> Verdict:

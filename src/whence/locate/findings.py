@@ -77,10 +77,12 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
     ranked = []
     for members in groups.values():
         upstream = [m for m in members if not m.downstream]
-        chosen = max(upstream or members, key=_weight) if _from_dumps(members) else (upstream or members)[0]
+        by_growth = _from_dumps(members) and not _labels(members, calls)
+        chosen = max(upstream or members, key=_weight) if by_growth else (upstream or members)[0]
         ranked.append((not upstream, _order(chosen, calls), members, chosen))
-    dumps_only = all(_from_dumps(members) for _, _, members, _ in ranked)
-    # With replay the first in execution order is the answer; from two dumps alone the largest growth is (judge.growth).
+    dumps_only = all(_from_dumps(members) and not _labels(members, calls) for _, _, members, _ in ranked)
+    # With replay the first in execution order is the answer; from two dumps alone the largest growth is (judge.growth). Labels stand where
+    # the user put them, so these are told as they happened.
     ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
 
@@ -103,6 +105,10 @@ def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int
 
 def _from_dumps(members: Sequence[Judged]) -> bool:
     return all(m.verdict.evidence != "replay" and m.verdict.verdict == "introduced" for m in members)
+
+
+def _labels(members: Sequence[Judged], calls: Sequence[Call]) -> bool:
+    return all(calls[m.region.call].kind == "label" for m in members)
 
 
 def _weight(item: Judged) -> float:

@@ -22,6 +22,8 @@ GATHERED = "put together: the dump has no call for the whole"
 """The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
 UNTOLD = "what it read is not known"
 """The note of a call of which a dump does not tell all that it read: it may depend on all that was made before."""
+LOGGED = "some of what a kernel held, logged while it ran"
+"""The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it stands before what the kernel wrote."""
 WIDER = "the dump does not say in what dtype it was computed"
 """The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
 

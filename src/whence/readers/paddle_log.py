@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers.building import UNTOLD, Building
+from whence.readers.building import LOGGED, UNTOLD, Building
 from whence.readers.parts import paddle_print
 from whence.readers.parts.paddle_names import plain_name, plain_type
 from whence.readers.place import Place
@@ -37,7 +37,9 @@ _PRECISION = re.compile(
 _VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
 _MADE = re.compile(r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*")  # names of what operators make
 _BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)")  # hand on what was made inside
+_FOLDED = "constant_folding@"
 _LAYOUTS = ("onednn_to_paddle_layout", "transfer_layout")
+_STATED = re.compile(rb"([^\s,:;=][^,:;=\n]{0,80}?)[ *:]{1,4}(?:is |= ?)?((?:not )?(?:nullptr|initialized|allocated))\b[ .!]*$")
 _STEP = re.compile(rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE)
 _FIGURE = re.compile(rb"(\w{1,20})=([-+.\w]{1,40})")
 _LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, outputs:{"
@@ -83,7 +85,8 @@ class _Point:
 
 @dataclass(slots=True)
 class _Scan:
-    """What a log holds. edges: (place among the points, outputs, inputs) of operators that ran."""
+    """What a log holds. edges: (place among the points, outputs, inputs) of operators that ran. stated: how often a line says that a
+    tensor is a nullptr or initialized, by (tensor, state)."""
 
     points: list[_Point] = field(default_factory=list)
     edges: list[tuple[int, tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
@@ -94,6 +97,7 @@ class _Scan:
     glog: int = 0
     empty: int = 0
     tables: int = 0
+    stated: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def open_run(place: Place) -> Run:
@@ -141,6 +145,8 @@ def _sources(point: _Point, makers: dict[str, tuple[str, ...]], latest: dict[str
     todo = list(reversed(makers[name]))
     while todo:
         one = todo.pop()
+        if one.startswith(_FOLDED):
+            continue  # a constant, whose operators ran in a pass
         if one in latest:
             found[one] = latest[one]
         elif one in makers and one not in seen:
@@ -174,6 +180,10 @@ def _added(building: Building, text: mmap.mmap, point: _Point) -> int:
 def _noted(building: Building, scan: _Scan) -> None:
     if scan.empty:
         building.note("error", f"{scan.empty} tensors were printed before they were filled (Not initialized); they are left out")
+    if scan.stated:
+        named = ", ".join(f"{name} {state}" + (f" ({n} times)" if n > 1 else "") for (name, state), n in scan.stated.most_common(3))
+        more = f" and {len(scan.stated) - 3} more" if len(scan.stated) > 3 else ""
+        building.note("error", f"lines that say whether a tensor is there are not compared: they hold no numbers ({named}{more})")
     if scan.tables:
         building.note("error", f"{scan.tables} tables of how often operators ran in which dtype are not compared: they hold no tensors")
     lost = [p for p in scan.points if p.printed is not None and p.printed.why]
@@ -280,7 +290,7 @@ def _line(scan: _Scan, line: bytes) -> None:
         if found is not None:
             values, quantum = found
             values = values if values.dtype == np.int64 else values.astype(np.float32)
-            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, marked=scan.step))
+            scan.points.append(_Point(name, "VLOGMatrix", "label", values=values, quantum=quantum, marked=scan.step, notes=(LOGGED,)))
             return
     if b"[PRECISION]" in line:
         found_figures = _PRECISION.search(line)
@@ -291,6 +301,9 @@ def _line(scan: _Scan, line: bytes) -> None:
         read, _, wrote = line.partition(_INPUTS)[2].partition(_OUTPUTS)
         inputs, outputs = (tuple(dict.fromkeys(map(_variable, _VARIABLE.findall(names)))) for names in (read, wrote))
         scan.edges.append((len(scan.points), outputs, (*inputs, "?") if _BLOCKS.search(line) else inputs))
+        return
+    if (stated := _STATED.search(line)) is not None and b"Tensor(Not initialized)" not in line:
+        scan.stated[stated[1].strip(b" *:-").decode("utf-8", "replace"), stated[2].decode()] += 1
         return
     if header is not None or not line.strip() or line.startswith((b"--- Running", b"Parameter containing")):
         return

@@ -25,6 +25,9 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     found = result.generation
     if found is None:
         return
+    if not found.of:
+        yield "TOKENS", "none compared"
+        return
     passing = [p for p in found.prompts if p.passes]
     flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
     parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
@@ -54,7 +57,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
     if names:
         more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
-        at = [str(n) for n, p in enumerate(found.prompts) if p.no_effect]
+        at = [str(p.number) for p in found.prompts if p.no_effect]
         yield (
             "  no effect",
             f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: {', '.join(map(clean, names[:4]))}{more}",
@@ -77,7 +80,7 @@ def _prompt(prompt: Prompted, found: Generation) -> str:
     where = f"step {prompt.step} row {prompt.row}"
     if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
         where += f", target step {prompt.target_step} row {prompt.target_row}"
-    head = f"{found.prompts.index(prompt):>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
+    head = f"{prompt.number:>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
     return f"{head:<14} {_what(prompt, found)}   ({where}; ids {ids})"
 
 
@@ -112,9 +115,9 @@ def generation_csv(result: Comparison) -> str:
     writer.writerow(("verdict", "prompt", "token", "index", "step", "row", "target_step", "target_row", "reference", "target", "score",
                      *_FIGURES, "why"))  # fmt: skip
     found = result.generation
+    lengths = {prompt.number: len(prompt.ids) for prompt in found.prompts} if found is not None else {}
     for token in found.tokens if found is not None else ():
-        prompt = found.prompts[token.prompt] if found is not None else None
-        generated = token.index - len(prompt.ids) if prompt is not None else token.index
+        generated = token.index - lengths[token.prompt]
         figures = [token.numbers.get(name) for name in _FIGURES]
         where = token.prompt, generated, token.index, token.step, token.row, token.target_step, token.target_row
         cells = ("" if value is None else repr(value) for value in figures)

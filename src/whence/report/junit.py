@@ -34,10 +34,10 @@ def junit_xml(result: Comparison) -> str:
         for name in names:
             why = f"only in the {side}" if side != "ambiguous" else "it may face several calls"
             case("unmatched", name, "skipped", "unmatched", f"no partner: {why}")
-    for number, prompt in enumerate(result.generation.prompts if result.generation else ()):
+    for prompt in result.generation.prompts if result.generation else ():
         outcome = "passed" if prompt.passes else "skipped" if prompt.outcome == "not compared" else "failed"
         compared = f"{prompt.outcome}; {prompt.compared} of {prompt.of} tokens compared"
-        case("prompts", f"prompt {number} ({prompt.root}, step {prompt.step}, row {prompt.row})", outcome, prompt.outcome, compared)
+        case("prompts", f"prompt {prompt.number} ({prompt.root}, step {prompt.step}, row {prompt.row})", outcome, prompt.outcome, compared)
     suite.set("tests", str(counts.total()))
     suite.set("failures", str(counts["failed"]))
     suite.set("errors", "0")

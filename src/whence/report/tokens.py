@@ -39,7 +39,7 @@ def tokens_csv(result: TokenComparison) -> str:
     writer = csv.writer(out, lineterminator="\n")
     names = ("number", "verdict", "before", "change", "half", "longer", "unit", "first_character", "first_token", "prefix_length",
              "reference_length", "target_length", "matched_by", "reference_line", "target_line")  # fmt: skip
-    texts = ("prompt", "common", "reference_at", "target_at", "why")
+    texts = ("prompt", "common", "reference_at", "target_at", "why", "id")
     writer.writerow((*names, *texts))
     for prompt in result.prompts:
         values = (getattr(prompt, n) for n in names)
@@ -116,9 +116,10 @@ def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
     words = ("both", "pass at both"), ("only_before", "only before"), ("only_after", "only after"), ("neither", "at neither")
     yield _row("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
     texts = {p.number: p.prompt for p in result.prompts}
+    called = {p.number: clean(p.id) or str(p.number) for p in result.prompts}
     for title, numbers in (("  newly failing", result.newly_failing), ("  newly passing", result.newly_passing)):
         if numbers:
-            shown = ", ".join(f"{n} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else str(n) for n in numbers[: 2 * _MOST])
+            shown = ", ".join(f"{called[n]} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else called[n] for n in numbers[: 2 * _MOST])
             more = f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
             yield _row(title, shown + more)
     if result.p_value is not None:
@@ -148,7 +149,8 @@ def _cells(prompt: PromptMatch, *, text: bool, before: bool) -> list[str]:
     first = [_whole(prompt.first_character)] if text else []
     lengths = [_whole(prompt.prefix_length), _whole(prompt.reference_length), _whole(prompt.target_length)]
     return [
-        str(prompt.number), prompt.verdict, *([prompt.before or "-"] if before else []), half, *first, _whole(prompt.first_token), *lengths,
+        clean(prompt.id) or str(prompt.number), prompt.verdict, *([prompt.before or "-"] if before else []), half, *first,
+        _whole(prompt.first_token), *lengths,
         _quoted(_cut(prompt.prompt, _PROMPT)) if prompt.prompt else "-", _difference(prompt),
     ]  # fmt: skip
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from whence import dtypes
 from whence.align.calls.sites import NOT_SELECTED
+from whence.align.conditions import settings_of
 from whence.align.tokens.beside import followers
+from whence.align.tokens.fixed import unpadded
 from whence.align.tokens.sequences import Asked, Fed, asked, fed
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
@@ -51,11 +53,11 @@ class Prompt:
         return self.tokens[: self.prompt]
 
 
-def prompts(run: Run, known: Sequence[tuple[int, ...]] = ()) -> list[Prompt]:
+def prompts(run: Run, known: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None) -> list[Prompt]:
     """Every sequence of token ids that a root of this run scores, in the order of its calls; [] where nothing is scored.
 
     known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks
-    and positions, no logits.
+    and positions, no logits. whys: gets a sentence for every root of which the last real tokens are not known; it has no prompts then.
     """
     out: list[Prompt] = []
     behind: dict[int, list[Call]] = defaultdict(list)
@@ -65,7 +67,13 @@ def prompts(run: Run, known: Sequence[tuple[int, ...]] = ()) -> list[Prompt]:
         given = fed(run, calls)
         if given is None:
             continue
-        found = _of_root(run, [_as_batch(f) for f in given], behind, known)
+        padding = settings_of(run).get(calls[0].root, {}).get("pad")
+        given, why = unpadded(run, [_as_batch(f) for f in given], [padding] if isinstance(padding, int) else [])
+        found = _of_root(run, given, behind, known)
+        if why and found:
+            if whys is not None:
+                whys.append(why)
+            continue
         first = len(out)
         for one in found:
             one.beside = tuple(first + n for n in one.beside)
@@ -148,8 +156,10 @@ def _where(record: Record, given: Fed, row: int, token: int, last: bool, alone: 
             return (token - given.width + shape[0],) if token >= given.width - shape[0] else None
         return (row,) if last and shape[0] == len(given.rows) else None
     if shape[1] == 1 and given.width > 1:
-        # A capture of logits alone takes those of the last real token, a model that keeps its last ones those of the last column.
-        return (row, 0) if last and (alone or token == given.width - 1) else None
+        # A capture of logits alone takes those of the last token that a mask calls real, a model that keeps its last ones those of the
+        # last column.
+        by_mask = alone and given.known_by != "ids"
+        return (row, 0) if last and (by_mask or token == given.width - 1) else None
     at = token - given.width + shape[1]
     return (row, at) if at >= 0 else None
 

@@ -55,7 +55,7 @@ class Fed:
     """What one root call was given. shape: of the tokens, (batch, tokens) or (tokens,) when rows are flattened into one axis.
 
     rows: the tokens of every row with their start in the token axis and the position of the first; seen: tokens before these, 0 for
-    none, None where nothing tells.
+    none, None where nothing tells. known_by: what told which tokens are padding ("mask", "ids"), "" where none are.
     """
 
     call: Call
@@ -63,6 +63,7 @@ class Fed:
     rows: tuple[tuple[tuple[object, ...], int, int | None], ...]
     seen: int | None
     cached: bool
+    known_by: str = ""
 
     @property
     def flat(self) -> bool:
@@ -175,7 +176,7 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequ
             line = positions[b if positions.ndim == 2 and positions.shape[0] == ids.shape[0] else 0] if positions.ndim == 2 else positions
             first = int(line[start])
         rows.append((tuple(map(int, row[start:stop])), start, first))
-    return Fed(call, ids.shape, tuple(rows), seen, cached)
+    return Fed(call, ids.shape, tuple(rows), seen, cached, "mask" if mask is not None else "")
 
 
 def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
@@ -278,9 +279,7 @@ def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
     """How a call goes on with the rows of the one before: "cache" (only new tokens), "again" (all tokens and new ones) or ""."""
     if call.batch != before.batch or len(open_) != len(call.rows):
         return ""
-    if call.width > before.width and all(
-        len(tokens) > len(a.tokens) and tokens[: len(a.tokens)] == a.tokens for a, (tokens, _, _) in zip(open_, call.rows, strict=True)
-    ):
+    if _grown(before, call, open_):
         return "again"
     total = max(p.total for a in open_ for p in a.pieces)
     if call.seen is not None:
@@ -289,6 +288,16 @@ def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
     if all(first is not None for first in firsts):
         return "cache" if all(first == len(a.tokens) for a, first in zip(open_, firsts, strict=True)) and total else ""
     return "cache" if call.cached and call.width == 1 else ""
+
+
+def _grown(before: Fed, call: Fed, open_: Sequence[Asked]) -> bool:
+    """Do all rows begin with what there was and go on? In rows of a fixed length some may have come to their end."""
+    rows = [(len(a.tokens), tokens) for a, (tokens, _, _) in zip(open_, call.rows, strict=True)]
+    if any(tokens[:had] != a.tokens for a, (had, tokens) in zip(open_, rows, strict=True)):
+        return False
+    longer = [len(tokens) > had for had, tokens in rows]
+    fixed = call.width == before.width and call.known_by and call.known_by == before.known_by
+    return any(longer) if fixed and call.known_by == "ids" else all(longer) and bool(fixed or call.width > before.width)
 
 
 def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequence[tuple[object, ...]]) -> list[Asked]:

@@ -146,8 +146,10 @@ def _generation(found: Generation | None) -> dict[str, Any] | None:
     if found is None:
         return None
     plain: dict[str, Any] = _short(msgspec.to_builtins(msgspec.structs.replace(found, tokens=())))
-    names = ("prompt", "index", "step", "row", "reference", "target", "verdict")
+    place = {prompt.number: k for k, prompt in enumerate(found.prompts)}
+    names = ("index", "step", "row", "reference", "target", "verdict")
     plain["tokens"] = {
+        "prompt": [place[token.prompt] for token in found.tokens],
         **{name: [getattr(token, name) for token in found.tokens] for name in names},
         **{name: [_digits(token.numbers.get(name)) for token in found.tokens] for name in ("margin", "gap", "logit_err", "noise")},
         "score": [_digits(token.score) for token in found.tokens],

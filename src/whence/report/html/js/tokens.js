@@ -27,7 +27,7 @@ function generated(g) {
   function prompt(p) {
     const one = g.prompts[p], cells = of[p];
     const first = one.first ?? -1;
-    return el("div", {}, el("div", {}, el("b", {}, `prompt ${p}`), " ", el("span", { class: "soft" }, `${one.outcome}, ${count(one.compared)} of ${count(one.of, "token")} compared; ids ${one.ids.slice(0, 6).join(" ")}${one.ids.length > 6 ? ` ... (${one.ids.length})` : ""}`)),
+    return el("div", {}, el("div", {}, el("b", {}, `prompt ${one.number}`), " ", el("span", { class: "soft" }, `${one.outcome}, ${count(one.compared)} of ${count(one.of, "token")} compared; ids ${one.ids.slice(0, 6).join(" ")}${one.ids.length > 6 ? ` ... (${one.ids.length})` : ""}`)),
       el("div", { class: "cells" }, cells.slice(0, 400).map((k) => cell(k, one, k === first)), cells.length > 400 && el("span", { class: "soft" }, `and ${count(cells.length - 400)} more in generation.csv`)),
       cells.length > 1 && closeness(cells, !g.passes[p] || p === order[0]));
   }
@@ -73,7 +73,7 @@ function texts(t) {
   let shown = 0;
   const all = [...parted, ...rest], more = el("button", { type: "button", onclick: grow }, "More outputs");
   function grow() {
-    for (const p of all.slice(shown, shown + 30)) list.append(el("div", {}, el("div", {}, el("b", {}, `${p.verdict} `), el("span", { class: "soft" }, `${p.number}. ${p.prompt || "(no prompt)"}`, p.first_character !== null && p.first_character !== undefined ? `, parts at character ${p.first_character}` : p.first_token !== null && p.first_token !== undefined ? `, parts at token ${p.first_token}` : "")),
+    for (const p of all.slice(shown, shown + 30)) list.append(el("div", {}, el("div", {}, el("b", {}, `${p.verdict} `), el("span", { class: "soft" }, `${p.id || p.number}. ${p.prompt || "(no prompt)"}`, p.first_character !== null && p.first_character !== undefined ? `, parts at character ${p.first_character}` : p.first_token !== null && p.first_token !== undefined ? `, parts at token ${p.first_token}` : "")),
       p.verdict === "PASS" ? null : el("div", { class: "diff" }, p.common && p.common, p.reference_at || p.target_at ? [el("del", { title: "reference" }, p.reference_at || "(end)"), el("span", { class: "soft" }, " | "), el("ins", { title: "target" }, p.target_at || "(end)")] : el("span", { class: "soft" }, p.why))));
     shown = Math.min(all.length, shown + 30);
     more.classList.toggle("hidden", shown >= all.length);
