@@ -18,6 +18,7 @@ from whence.align.derived import Making
 from whence.align.expressions import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.names import normal_scope
 from whence.align.tokens.beside import followers
+from whence.align.tokens.positions import WITH_PLAIN
 from whence.align.tokens.sequences import Fed, Piece, is_cache, is_position
 from whence.records import Call, Ref
 
@@ -30,7 +31,7 @@ class Seen(NamedTuple):
     """One sight of a slot: its shape, and what the root was given then. total: tokens it could see, with those cached.
 
     batch: None in a flattened batch. rows: of the batch, however it lies. fronts: extents of an axis in front of batch and tokens that
-    positions of several axes have, and what is made of them; the name must tell it where this is the batch as well.
+    this tensor may have: positions of several axes do, and what is made of them.
     """
 
     shape: tuple[int, ...]
@@ -40,15 +41,13 @@ class Seen(NamedTuple):
     rows: int = 1
     fronts: frozenset[int] = frozenset()
 
-    def has_front(self, named: bool) -> bool:
-        """Does this tensor lie behind an axis of positions? named: its name says positions."""
-        if not self.fronts or len(self.shape) < 2 or self.shape[0] not in self.fronts:
+    def has_front(self) -> bool:
+        """Does this tensor lie behind an axis of positions?"""
+        if len(self.shape) < 2 or self.shape[0] not in self.fronts:
             return False
         if self.batch is None:
-            return named and self.shape[1] == self.width
-        if len(self.shape) < 3 or self.shape[2] != self.width or self.shape[1] not in (1, self.batch):
-            return False
-        return named or self.shape[0] != self.batch
+            return self.shape[1] == self.width
+        return len(self.shape) > 2 and self.shape[1] in (1, self.batch) and self.shape[2] == self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     if len(dims) != 1:
         return None
     count = dims.pop()
-    if all(s.has_front("position" in slot or "rotary" in slot) for s in sights):
+    if all(s.has_front() for s in sights):
         return _behind(sights)
     varied = [k for k in range(count) if len({s.shape[k] for s in sights}) > 1]
     both = any((s.batch or 1) > 1 and s.width > 1 for s in sights)
@@ -387,9 +386,10 @@ class Gathering:
             for call in self.tree(root):
                 for ref in call.refs:
                     if not ref.slot.startswith("param"):
-                        shape = self.making.record(ref.record).shape
+                        record = self.making.record(ref.record)
+                        own = fronts if fronts and _says_positions(call, ref.slot, record.dtype) else fronts - {batch}
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
-                            Seen(shape, batch, given.width, self._totals[root], self._rows.get(root, 1), fronts)
+                            Seen(record.shape, batch, given.width, self._totals[root], self._rows.get(root, 1), own)
                         )
         return out
 
@@ -399,7 +399,15 @@ class Gathering:
         behind = [(given.width,)] if given.flat else [(n, given.width) for n in {1, given.batch}]
         slots = (r for c in self.tree(root) for r in c.slots("input") if is_position(r.slot))
         shapes = {self.making.record(r.record).shape for r in slots}
-        return frozenset(s[0] for s in shapes if s and s[1:] in behind)
+        found = {s[0] for s in shapes if s and s[1:] in behind}
+        # Below the call that takes the plain position from the front, one axis less.
+        return frozenset(found | {n - 1 for n in found if n == WITH_PLAIN})
+
+
+def _says_positions(call: Call, slot: str, dtype: str) -> bool:
+    """Are these positions or what is made of them, by dtype and names? Where there are as many rows as axes the extents do not tell."""
+    name = f"{call.scope.rpartition('.')[2]}:{slot}"
+    return dtype in ("int64", "int32") or any(word in name for word in ("position", "rotary", "rope"))
 
 
 def ends(line: Line) -> list[int]:

@@ -14,7 +14,7 @@ from whence.dtypes import Array
 
 Place = tuple[int, ...]  # where one token stands: a number for each axis
 
-_WITH_PLAIN = 4  # axes, the first of which is the plain position: text before time, height and width
+WITH_PLAIN = 4  # axes, the first of which is the plain position: text before time, height and width
 
 
 def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
@@ -29,7 +29,7 @@ def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
     found = _with_axes(positions, batch, tokens)
     if found is None:
         return None
-    if found.shape[-1] == _WITH_PLAIN:
+    if found.shape[-1] == WITH_PLAIN:
         found = found[..., :1]
     return np.broadcast_to(found, (batch, tokens, found.shape[-1]))
 
@@ -78,8 +78,8 @@ class Course:
         return len(place) == len(self._last) and all(n == self._top + 1 for n in place)
 
     def _is_in_grid(self, place: Place) -> bool:
-        """Each axis stays, goes up by one or starts again; time may leap. A grid does not come back to its first token."""
-        if place in (self._last, self._origin) or len(place) != len(self._last):
+        """Each axis stays, goes up by one or starts again; time may leap, or stay from one frame to the next."""
+        if place == self._last or len(place) != len(self._last):
             return False
         time, *rest = zip(place, self._last, self._origin, strict=True)
         return time[0] >= time[2] and all(now in (last, last + 1, origin) for now, last, origin in rest)
