@@ -12,7 +12,7 @@ import xxhash
 
 from whence.arrays.torch import NAMES, plain, tensors_in
 from whence.capture.torch_overloads import METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, draws, facts_of
-from whence.records import Operation, Program, Ref, Statistics
+from whence.records import Operation, Placement, Program, Ref, Statistics
 
 # In-place operators that do not look at what they write.
 _OVERWRITE = {
@@ -81,6 +81,7 @@ class Made:
 
     __slots__ = (
         "_given", "above", "arguments", "called", "forward", "inputs", "keep", "notes", "occurrence", "order", "overload", "phase", "place",
+        "placements",
         "ranges", "refs", "scope", "seconds", "seen", "source", "tally", "unseen", "written",
     )  # fmt: skip
     _given: dict[str, Any] | None
@@ -98,6 +99,7 @@ class Made:
         self.inputs: list[tuple[str, Any]] = []
         self.arguments: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()
+        self.placements: dict[str, Placement] = {}
         self.unseen = ""
         self._given = self.ranges = self.tally = None
 

@@ -34,7 +34,7 @@ from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_obje
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
 from whence.capture.words import raised
-from whence.records import Call, Ref
+from whence.records import Call, Placement, Ref
 
 if TYPE_CHECKING:
     from whence.capture.torch_patch import Changes
@@ -58,7 +58,7 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "operators", "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
+        "operators", "order", "parent", "phase", "place", "placements", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
         "step", "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
@@ -79,6 +79,7 @@ class _Frame:
     parent: _Frame | None
     phase: str
     place: int
+    placements: dict[str, Placement]
     reads: list[str]
     recorder: Recorder | None
     refs: list[Ref]
@@ -318,6 +319,7 @@ class Listener:
         frame.known, frame.module, frame.parent, frame.kids, frame.operators = known, module, parent, 0, 0
         frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
+        frame.placements = {}
         frame.training, frame.keep = module.training, False
         frame.scope = scope = known.scope
         if parent is None:
@@ -405,7 +407,7 @@ class Listener:
             micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
             parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf and not frame.operators,
             training=frame.training, refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
-            notes=(frame.note,) if frame.note else (), error=error,
+            notes=(frame.note,) if frame.note else (), error=error, placements=frame.placements,
         )  # fmt: skip
         self._sights.call(call)
         if frame.parent is None:
@@ -681,8 +683,10 @@ class Listener:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
                 seen = Ref(item.slot, number, edge)
                 item.seen = seen if edge else Ref(item.slot, number, "identity")
-                item.version = now
+                item.version, item.placement = now, frame.placements.get(item.slot)
                 item.remember(tensor)
+            elif item.placement is not None:
+                frame.placements[item.slot] = item.placement
             refs.append(seen)
 
     def _held_by(self, known: Known, module: Any) -> list[Held] | None:

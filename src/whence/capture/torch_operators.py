@@ -519,7 +519,7 @@ class OperatorListener(Listener):
                 op_type=overload.base, source=made.source, parent=above.order, number=made.number, leaf=True,
                 training=getattr(above, "training", False), refs=tuple(made.refs), arguments=made.arguments, program=program,
                 no_program=no_program, notes=made.notes, error=error, aliases=made.aliases(results), seconds=made.seconds,
-                forward=made.forward,
+                forward=made.forward, placements=made.placements,
             )
         )  # fmt: skip
 
