@@ -69,6 +69,16 @@ def _is_awaited(kind: type) -> bool:
     return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith("torch.distributed.")
 
 
+def answers(tensor: Any) -> bool:
+    """Can a tensor be asked what it is? A class of the user's may put properties of its own in the place of torch's, and they may raise."""
+    try:
+        _ = tensor.layout, tensor.device, tensor.dtype, tuple(tensor.shape), tensor.is_nested
+        _ = None if tensor.is_inference() else tensor._version
+    except Exception:  # noqa: BLE001 - whatever it raises: nothing is known of it
+        return False
+    return True
+
+
 def tensors_in(value: Any) -> Iterator[Any]:
     """The tensors of a value that is one, or lists and tuples of them, in order; anything else holds none."""
     if isinstance(value, torch.Tensor):

@@ -10,7 +10,8 @@ import msgspec
 import torch
 import xxhash
 
-from whence.arrays.torch import NAMES, plain, tensors_in
+from whence.arrays.torch import NAMES, answers, plain, tensors_in
+from whence.capture.torch_objects import CLOSED
 from whence.capture.torch_overloads import METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, draws, facts_of
 from whence.records import Operation, Placement, Program, Ref, Statistics
 
@@ -152,6 +153,9 @@ class Made:
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
         inner: Any
+        if not answers(tensor):
+            self.unseen = self.unseen or f"takes a {type(tensor).__name__}, {CLOSED}"
+            return {"object": type(tensor).__name__}
         if tensor.is_nested and tensor.layout is torch.strided:
             inner = [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
         elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -253,7 +257,7 @@ class Made:
                     found += [(f"output.{i}.{j}", t, ids.get(id(t), "")) for j, t in enumerate(item) if isinstance(t, torch.Tensor)]
         elif out is not None:
             self.notes = (f"returned {out!r}"[:_MAX_TEXT],)
-        return found
+        return [one for one in found if type(one[1]) is _TENSOR or answers(one[1])]
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
         """Slots that share a storage, each with the first one of it, as far as the schema does not say so."""

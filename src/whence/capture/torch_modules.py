@@ -30,7 +30,7 @@ from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, is_compilers
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call, taken_for_torchs
-from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
+from whence.capture.torch_objects import CLOSED, NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
 from whence.capture.words import raised
@@ -548,6 +548,8 @@ class Listener:
         """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
         if type(value) is torch.Tensor and not value.is_nested:
             found.append((slot, value))
+        elif isinstance(value, torch.Tensor) and not tensors.answers(value):
+            arguments[slot] = f"{type(value).__name__}, {CLOSED}"
         elif isinstance(value, torch.Tensor):
             inner = tensors.plain(value) if hasattr(type(value), "__tensor_flatten__") else None
             if value.is_nested and value.layout is torch.strided:
@@ -705,6 +707,9 @@ class Listener:
             return None
         known.entries = []
         for slot, tensor in held:
+            if not tensors.answers(tensor):
+                self.session.note("not-captured", f"{slot}: {type(tensor).__name__}, {CLOSED}", known.scope)
+                continue
             inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if inner is None or len(inner) == 1:
                 known.entries.append(Held(slot, tensor, *home_of(module, slot[6:])))

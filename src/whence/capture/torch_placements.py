@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from whence.records import Placement
+
+HALF = "loss_parallel computes this together with the operator that reads it"
 
 _Mesh = tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 _meshes: weakref.WeakKeyDictionary[Any, _Mesh] = weakref.WeakKeyDictionary()
@@ -23,6 +26,15 @@ def placement_of(tensor: Any) -> Placement | None:
         )
     except Exception:  # noqa: BLE001 - releases differ in what they call these; the tensor itself is recorded all the same
         return None
+
+
+def is_half(operator: str) -> bool:
+    """Does `loss_parallel`, where it is on, give this operator on DTensors another meaning, which the next operator puts right?"""
+    if not operator.startswith(("aten.nll_loss_backward", "aten.nll_loss2d_backward")):
+        return False
+    api = sys.modules.get("torch.distributed.tensor")
+    handlers = getattr(getattr(getattr(api, "DTensor", None), "_op_dispatcher", None), "_custom_op_handlers", {})
+    return any(str(handled) == operator for handled in handlers)
 
 
 def _mesh(mesh: Any) -> _Mesh:
