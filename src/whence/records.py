@@ -163,6 +163,27 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
     edge: str = ""
 
 
+class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a tensor lies on the processes that hold it together, as the program itself says (a DTensor).
+
+    shape: of the whole tensor. mesh: extents of the grid of processes; ranks: theirs, row by row; names: of its dimensions. places: for
+    each dimension of the grid "replicate", "sum" (each process has a summand), "shard K" (pieces along axis K), or the program's own
+    word for what is none of these. nested: of axes that several dimensions cut, (axis, dimensions with the coarsest pieces first).
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    ranks: tuple[int, ...]
+    places: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    nested: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        names = self.names or tuple(f"mesh {i}" for i in range(len(self.mesh)))
+        where = ", ".join(f"{place} on {name} of {size}" for place, name, size in zip(self.places, names, self.mesh, strict=True))
+        return f"{where}; the whole is {list(self.shape)}"
+
+
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
     """One execution of a module (kind "module"), operator ("operator"), label ("label") or compiled graph ("graph"), or operators outside
     any module ("region").
@@ -176,6 +197,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
     error: the exception that left this call, if one did (its outputs are then missing).
     origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
+    placements: of slots whose tensor is this process's part of one that several hold, by slot.
     files: slot -> where a foreign dump keeps this sight of a tensor (`Record.file`), of slots whose record is an earlier sight.
     Of operators of a capture: aliases: pairs of slots that share a storage, where the schema does not say so. seconds: wall time (on an
     asynchronous device the time to launch it). forward: `order` of the operator whose backward this is a part of, -1 of none.
@@ -209,6 +231,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     aliases: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
     forward: int = -1
+    placements: dict[str, Placement] = {}
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""

@@ -22,6 +22,7 @@ NAMES: dict[Any, str] = {
     if hasattr(torch, name)
 }  # fmt: skip
 TORCH: dict[str, Any] = {name: dtype for dtype, name in NAMES.items()}
+_NESTED = 8  # subclasses inside each other
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -33,22 +34,49 @@ def dtype_name(tensor: Any) -> str:
 def plain(value: Any) -> list[tuple[str, Any]] | None:
     """The plain tensors a tensor holds: itself, or for a wrapper subclass its inner tensors by attribute name.
 
-    Returns None when the tensor has no elements to read (meta, fake, sparse, nested), so the caller records why.
+    What a subclass lists beside tensors (the mesh of a DTensor) is passed over. Returns None when the tensor has no elements to read
+    (meta, fake, sparse, nested), or its class does not say which tensors it holds, so the caller records why.
     """
+    return _plain(value, 0)
+
+
+def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer:
         return [("", value)] if readable(value) else None
     flatten = getattr(value, "__tensor_flatten__", None)
     if flatten is None:
         return [("", value)] if readable(value) else None
-    names, _ = flatten()
+    if depth > _NESTED:
+        return None
+    try:
+        # What a collective is still writing has elements once it is waited for; waiting twice is waiting once.
+        parts = {"elem": value.trigger_wait()} if _is_awaited(kind) else {name: getattr(value, name) for name in flatten()[0]}
+    except Exception:  # noqa: BLE001 - a class of the user's may fail in any way; only its own tensors are lost
+        return None
     out: list[tuple[str, Any]] = []
-    for name in names:
-        inner = plain(getattr(value, name))
+    for name, part in parts.items():
+        if not isinstance(part, torch.Tensor):
+            continue
+        inner = _plain(part, depth + 1)
         if inner is None:
             return None
         out += [(f"{name}.{rest}" if rest else name, tensor) for rest, tensor in inner]
-    return out
+    return out or None
+
+
+def _is_awaited(kind: type) -> bool:
+    return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith("torch.distributed.")
+
+
+def answers(tensor: Any) -> bool:
+    """Can a tensor be asked what it is? A class of the user's may put properties of its own in the place of torch's, and they may raise."""
+    try:
+        _ = tensor.layout, tensor.device, tensor.dtype, tuple(tensor.shape), tensor.is_nested
+        _ = None if tensor.is_inference() else tensor._version
+    except Exception:  # noqa: BLE001 - whatever it raises: nothing is known of it
+        return False
+    return True
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

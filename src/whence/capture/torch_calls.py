@@ -10,9 +10,10 @@ import msgspec
 import torch
 import xxhash
 
-from whence.arrays.torch import NAMES, plain, tensors_in
+from whence.arrays.torch import NAMES, answers, plain, tensors_in
+from whence.capture.torch_objects import CLOSED
 from whence.capture.torch_overloads import METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, draws, facts_of
-from whence.records import Operation, Program, Ref, Statistics
+from whence.records import Operation, Placement, Program, Ref, Statistics
 
 # In-place operators that do not look at what they write.
 _OVERWRITE = {
@@ -81,6 +82,7 @@ class Made:
 
     __slots__ = (
         "_given", "above", "arguments", "called", "forward", "inputs", "keep", "notes", "occurrence", "order", "overload", "phase", "place",
+        "placements",
         "ranges", "refs", "scope", "seconds", "seen", "source", "tally", "unseen", "written",
     )  # fmt: skip
     _given: dict[str, Any] | None
@@ -98,6 +100,7 @@ class Made:
         self.inputs: list[tuple[str, Any]] = []
         self.arguments: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()
+        self.placements: dict[str, Placement] = {}
         self.unseen = ""
         self._given = self.ranges = self.tally = None
 
@@ -150,6 +153,9 @@ class Made:
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
         inner: Any
+        if not answers(tensor):
+            self.unseen = self.unseen or f"takes a {type(tensor).__name__}, {CLOSED}"
+            return {"object": type(tensor).__name__}
         if tensor.is_nested and tensor.layout is torch.strided:
             inner = [("values", tensor.values()), ("sizes", tensor._nested_tensor_size())]
         elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -251,7 +257,7 @@ class Made:
                     found += [(f"output.{i}.{j}", t, ids.get(id(t), "")) for j, t in enumerate(item) if isinstance(t, torch.Tensor)]
         elif out is not None:
             self.notes = (f"returned {out!r}"[:_MAX_TEXT],)
-        return found
+        return [one for one in found if type(one[1]) is _TENSOR or answers(one[1])]
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
         """Slots that share a storage, each with the first one of it, as far as the schema does not say so."""

@@ -38,7 +38,7 @@ from whence.capture.torch_modules import Listener, _Frame, _Thread
 from whence.capture.torch_overloads import facts_of
 from whence.capture.words import raised
 from whence.errors import CaptureError
-from whence.records import Call, Ref
+from whence.records import Call, Placement, Ref
 
 
 class Graph:
@@ -116,7 +116,7 @@ class Execution:
 
     __slots__ = (
         "above", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type", "operators", "order", "phase", "place",
-        "program", "records",
+        "placements", "program", "records",
         "refs", "root", "scope", "state", "step", "training", "wanted",
     )  # fmt: skip
     graph: Graph
@@ -133,6 +133,7 @@ class Execution:
         self.number = f"op{self.place}" if above.number == "0" else f"{above.number}_op{self.place}"
         self.scope = getattr(above, "scope", "")
         self.refs: list[Ref] = []
+        self.placements: dict[str, Placement] = {}
         self.records: dict[str, tuple[Any, str]] = {}
         self.mutated: list[tuple[str, Any]] = []
         self.numbers: dict[str, Any] = {}
@@ -622,7 +623,7 @@ class GraphListener(Listener):
                 phase=made.phase, op=graph.id, occurrence=_counted(made.state, f"{made.phase}:<graph>/{graph.id}"), kind="graph",
                 op_type="graph", parent=made.above.order, number=made.number, training=made.training, refs=tuple(made.refs),
                 arguments={"mode": graph.mode, "graph": graph.name, "compile_id": graph.torch_id, **made.numbers}, program=made.program[0],
-                no_program=made.program[1], error=error,
+                no_program=made.program[1], error=error, placements=made.placements,
             )
         )  # fmt: skip
 
@@ -768,10 +769,11 @@ class GraphListener(Listener):
 class _Seer:
     """What a tensor inside a graph is sighted by."""
 
-    __slots__ = ("keep", "op_type", "scope")
+    __slots__ = ("keep", "op_type", "placements", "scope")
 
     def __init__(self, scope: str, op_type: str, keep: bool) -> None:
         self.scope, self.op_type, self.keep = scope, op_type, keep
+        self.placements: dict[str, Placement] = {}
 
 
 # Compiling patches torch for the whole process: one at a time.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from whence.records import Ref
+from whence.records import Placement, Ref
 
 _read = ctypes.string_at
 expired = torch.UntypedStorage._expired
@@ -104,7 +104,7 @@ class Held:
     It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
     """
 
-    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "pointer", "probe", "seen", "slot", "version")
+    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "placement", "pointer", "probe", "seen", "slot", "version")
 
     def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
         self.slot, self._table, self._name = slot, table, name
@@ -112,6 +112,7 @@ class Held:
         self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
         self.version: int | None = None
         self.seen: Ref | None = None
+        self.placement: Placement | None = None
 
     def remember(self, tensor: Any) -> None:
         """Its address and a sample of its bytes are these."""

@@ -76,7 +76,7 @@ class LogitsListener(Listener):
         for name, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
             slot = f"input.{name}"
             if isinstance(value, torch.Tensor):
-                if value.dtype in _INTEGERS and value.ndim <= 2:
+                if value.dtype in _INTEGERS and (value.ndim <= 2 or "pos" in name):
                     frame.refs.append(Ref(slot, *self._sight(value, slot, frame)[:2]))
                     frame.tensors.append((slot, value, None, None))
             elif isinstance(value, (bool, int, float)):
@@ -178,7 +178,7 @@ def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
     logits: (batch, tokens, vocabulary), (batch, vocabulary) or (tokens, vocabulary). No value is read from a device.
     """
     if ids is not None and ids.ndim == 1 and logits.ndim == 2:
-        several = any("pos" in name and tensor.shape == ids.shape for name, tensor in given.items())
+        several = any("pos" in name and tensor.shape[-1:] == ids.shape for name, tensor in given.items())
         return logits if several else logits[-1:]
     if logits.ndim == 2 or logits.shape[1] == 1:
         return logits

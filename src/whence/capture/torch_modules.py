@@ -30,11 +30,11 @@ from whence.capture.session import Session
 from whence.capture.torch_compiled import Trap, is_compilers
 from whence.capture.torch_known import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call, taken_for_torchs
-from whence.capture.torch_objects import NESTING, SIMPLE, Watched, is_plain_object
+from whence.capture.torch_objects import CLOSED, NESTING, SIMPLE, Watched, is_plain_object
 from whence.capture.torch_programs import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
 from whence.capture.torch_sights import FindExternal, Sights
 from whence.capture.words import raised
-from whence.records import Call, Ref
+from whence.records import Call, Placement, Ref
 
 if TYPE_CHECKING:
     from whence.capture.torch_patch import Changes
@@ -58,7 +58,7 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "operators", "order", "parent", "phase", "place", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
+        "operators", "order", "parent", "phase", "place", "placements", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
         "step", "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
@@ -79,6 +79,7 @@ class _Frame:
     parent: _Frame | None
     phase: str
     place: int
+    placements: dict[str, Placement]
     reads: list[str]
     recorder: Recorder | None
     refs: list[Ref]
@@ -318,6 +319,7 @@ class Listener:
         frame.known, frame.module, frame.parent, frame.kids, frame.operators = known, module, parent, 0, 0
         frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
+        frame.placements = {}
         frame.training, frame.keep = module.training, False
         frame.scope = scope = known.scope
         if parent is None:
@@ -405,7 +407,7 @@ class Listener:
             micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
             parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf and not frame.operators,
             training=frame.training, refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
-            notes=(frame.note,) if frame.note else (), error=error,
+            notes=(frame.note,) if frame.note else (), error=error, placements=frame.placements,
         )  # fmt: skip
         self._sights.call(call)
         if frame.parent is None:
@@ -549,6 +551,8 @@ class Listener:
         """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
         if type(value) is torch.Tensor and not value.is_nested:
             found.append((slot, value))
+        elif isinstance(value, torch.Tensor) and not tensors.answers(value):
+            arguments[slot] = f"{type(value).__name__}, {CLOSED}"
         elif isinstance(value, torch.Tensor):
             inner = tensors.plain(value) if hasattr(type(value), "__tensor_flatten__") else None
             if value.is_nested and value.layout is torch.strided:
@@ -684,8 +688,10 @@ class Listener:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
                 seen = Ref(item.slot, number, edge)
                 item.seen = seen if edge else Ref(item.slot, number, "identity")
-                item.version = now
+                item.version, item.placement = now, frame.placements.get(item.slot)
                 item.remember(tensor)
+            elif item.placement is not None:
+                frame.placements[item.slot] = item.placement
             refs.append(seen)
 
     def _held_by(self, known: Known, module: Any) -> list[Held] | None:
@@ -704,6 +710,9 @@ class Listener:
             return None
         known.entries = []
         for slot, tensor in held:
+            if not tensors.answers(tensor):
+                self.session.note("not-captured", f"{slot}: {type(tensor).__name__}, {CLOSED}", known.scope)
+                continue
             inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if inner is None or len(inner) == 1:
                 known.entries.append(Held(slot, tensor, *home_of(module, slot[6:])))

@@ -23,6 +23,7 @@ from whence.capture.torch_known import Root, StorageRef, storage_ref
 from whence.capture.torch_modes import NoFunctions, Quiet
 from whence.capture.torch_modules import Listener, _Frame, _Thread
 from whence.capture.torch_overloads import AUTOCAST_KEYS, restored
+from whence.capture.torch_placements import HALF, is_half
 from whence.capture.torch_sampling import Sampling
 from whence.capture.torch_sources import source_here
 from whence.capture.words import raised
@@ -498,7 +499,10 @@ class OperatorListener(Listener):
     def _finish_operator(self, made: Made, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
-        if overload.plain and not self._unwritten:
+        if made.placements and is_half(overload.name):
+            for slot, tensor, _ in results if made.written and self._takes_outputs else ():
+                made.see(slot, self._sights.unreadable(tensor, HALF), "")
+        elif overload.plain and not self._unwritten:
             if made.written and self._takes_outputs:
                 self._take_plain(made, results)
         else:
@@ -519,7 +523,7 @@ class OperatorListener(Listener):
                 op_type=overload.base, source=made.source, parent=above.order, number=made.number, leaf=True,
                 training=getattr(above, "training", False), refs=tuple(made.refs), arguments=made.arguments, program=program,
                 no_program=no_program, notes=made.notes, error=error, aliases=made.aliases(results), seconds=made.seconds,
-                forward=made.forward,
+                forward=made.forward, placements=made.placements,
             )
         )  # fmt: skip
 

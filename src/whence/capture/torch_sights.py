@@ -20,16 +20,18 @@ from whence.capture.session import Session
 from whence.capture.torch_known import FULL_BYTES, UNSETTLED, Pending, Seen, address_of, expired, sample, span_of, storage_ref
 from whence.capture.torch_objects import Watched
 from whence.capture.torch_staging import Ring
-from whence.records import Call, External, Ref, Statistics
+from whence.capture.torch_placements import placement_of
+from whence.records import Call, External, Placement, Ref, Statistics
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]
 
 
 class Sighter(Protocol):
-    """The call that sees a tensor. keep: whether elements were wanted when it began."""
+    """The call that sees a tensor. keep: whether elements were wanted when it began. placements: of its slots, filled as they are seen."""
 
     scope: str
     keep: bool
+    placements: dict[str, Placement]
 
     @property
     def op_type(self) -> str: ...
@@ -118,6 +120,8 @@ class Sights:
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             inner = tensors.plain(tensor)
             subclass = "" if kind is torch.nn.Buffer else kind.__name__
+            if (placement := placement_of(tensor)) is not None:
+                frame.placements[slot] = placement
             if inner is None or len(inner) != 1:
                 why = f"tensor of class {kind.__name__} holds {'no readable elements' if inner is None else f'{len(inner)} tensors'}"
                 return self.unreadable(tensor, why)

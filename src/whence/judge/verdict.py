@@ -1,5 +1,7 @@
 """One verdict per region, from whatever evidence there is: exact level, then replay, then two dumps."""
 
+import msgspec
+
 from __future__ import annotations
 
 import dataclasses

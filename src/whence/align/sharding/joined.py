@@ -39,6 +39,7 @@ def joined_run(at: Joining, side: Side) -> Run:
                 order=place[key],
                 rank=0,
                 scope=key[4],
+                placements={},
                 refs=refs,
                 notes=notes,
                 parent=place[parent] if parent is not None else -1,

@@ -13,10 +13,11 @@ import msgspec
 from whence import dtypes
 from whence.align.derived import Derived
 from whence.align.sharding import shards
+from whence.align.sharding.placements import is_known, layouts
 from whence.align.sharding.shards import Layout, Level, Shard
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Call, Record, Ref, Run
+from whence.records import Call, Placement, Record, Ref, Run
 
 _ROUNDING = {True: 2e-2, False: 1e-4}  # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 
@@ -92,6 +93,11 @@ class Side:
         call = next(iter(self.groups[key].values()))
         return self.key_of[call.parent] if call.parent >= 0 else None
 
+    def placements(self, key: Key, slot: str) -> list[Placement]:
+        """What the program said of how a tensor lies on the ranks, by rank; [] where one of them does not say it."""
+        found = [self.groups[key][rank].placements.get(slot) for rank in self.holders(key, slot)[0]]
+        return [p for p in found if p is not None] if all(found) else []
+
     def name_of(self, key: Key, slot: str) -> str:
         return f"{key[4] or key[0]}:{slot}"
 
@@ -165,12 +171,11 @@ class Joining:
             self.parted[place] = apart
 
     def options(self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]) -> list[tuple[Layout, Any]]:
-        """Layouts that the shapes of one side allow; the declared one where there is one."""
+        """Layouts that the shapes of one side allow; those that are declared, or that the program said, where there are such ones."""
         name = key[4] or key[0]
         said = [d for d in self.declared if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)]
-        found = shards.candidates(shapes)
         if not said or len(held) < 2:
-            return found
+            return self._placed(side, key, slot, held, shapes) or shards.candidates(shapes)
         if len({(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in said}) > 1:
             raise UsageError(f"{side.name_of(key, slot)}: two declarations contradict each other: {said[0]}; {said[1]}")
         chosen, dims = said[0], len(shapes[0])
@@ -190,7 +195,25 @@ class Joining:
         whole = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
         return [((Level(chosen.how, len(shapes), axis),), whole)]
 
-    def is_declared(self, key: Key, slot: str) -> bool:
+    def _placed(
+        self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]
+    ) -> list[tuple[Layout, Any]]:  # fmt: skip
+        said = side.placements(key, slot) if len(held) > 1 else []
+        return layouts(said, side.holders(key, slot)[0], shapes) if said else []
+
+    def is_declared(self, side: Side, key: Key, slot: str) -> bool:
+        """Is there one layout only, by a declaration or by what the program said?"""
+        held = side.holders(key, slot)[1]
+        if self.said(key, slot):
+            return True
+        return len(self._placed(side, key, slot, held, [side.run.records[r].shape for r in held])) == 1
+
+    def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
+        """Did the program say that the ranks hold something that cannot be put together here, a mean or a maximum?"""
+        return not self.said(key, slot) and any(not is_known(p) for p in side.placements(key, slot))
+
+    def said(self, key: Key, slot: str) -> bool:
+        """Does a map say how it lies?"""
         name = key[4] or key[0]
         return any(fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot) for d in self.declared)
 

@@ -86,6 +86,8 @@ def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) 
         return
     records = [[side.run.records[r] for r in found] for (side, _, _), (_, found) in zip((one, two), held, strict=True)]
     shapes = [[r.shape for r in found] for found in records]
+    if any(at.cannot_join(*seen) for seen in (one, two)):
+        return
     for i, (_, key, slot) in enumerate((one, two)):
         at.first.setdefault(places[i], (key, slot))
         at.other.setdefault(places[i], places[1 - i])
@@ -115,7 +117,7 @@ def _pick(
     family: tuple[Any, ...], where: Sequence[tuple[Side, Key, str]],
 ) -> Both:  # fmt: skip
     """The pair of layouts whose joined elements are closest; what siblings were confirmed to have where that does not decide."""
-    if all(at.is_declared(key, slot) or len(place[1]) == 1 for (_, key, slot), place in zip(where, places, strict=True)):
+    if all(at.is_declared(*one) or len(place[1]) == 1 for one, place in zip(where, places, strict=True)):
         return pairs[0]
     if len(pairs) == 1 and all(level.how == "replicated" for part in pairs[0] for level in part):
         return pairs[0]

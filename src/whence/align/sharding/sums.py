@@ -25,7 +25,7 @@ def unreduced(at: Joining, side: Side) -> None:
                     readers[side.name, side.holders(key, slot)[1]].append(key)
     for place in sums:
         key, slot = at.first[place]
-        if at.is_declared(key, slot) or _added_up(at, side, key, place, readers):
+        if at.is_declared(side, key, slot) or _added_up(at, side, key, place, readers):
             _stand_in(at, side, key, place, readers)
             continue
         whole = tuple(Level("replicated", level.size) if level.how == "sum" else level for level in at.layouts[place])

@@ -38,7 +38,9 @@ def _lies_alone(
     n = len(place[1])
     if n == 1:
         return ()
-    if at.is_declared(key, slot):
+    if at.cannot_join(side, key, slot):
+        return None
+    if at.is_declared(side, key, slot):
         return at.options(side, key, slot, place[1], shapes)[0][0]
     if all(at.apart(side.name, place[1][0], r) == 0.0 for r in place[1][1:]):
         return (Level("replicated", n),)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whence.align.tokens.sequences import Fed
+from whence.align.tokens.sequences import Fed, Row
 from whence.errors import ElementsMissing
 from whence.records import Run
 
@@ -56,10 +56,10 @@ def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tup
         elif padding is not None:
             for at, rows in zip(places, _real(ids, padding), strict=True):
                 out[at] = _cut(given[at], rows, behind=padding.behind)
-        elif (len(places) == 1 and (why := _doubtful(given[places[0]], ids[0]))) or (
-            len(places) > 1 and (why := next((w for k, at in enumerate(places) if (w := _doubtful(given[at], ids[k]))), ""))
-        ):
-            return out, why
+        else:
+            why = next((doubt for k, number in enumerate(places) if (doubt := _doubtful(given[number], ids[k]))), "")
+            if why:
+                return out, why
     return out, ""
 
 
@@ -212,7 +212,7 @@ def _given_lengths(run: Run, given: Fed) -> list[int] | None:
 def _cut(given: Fed, lengths: Sequence[int], *, behind: bool) -> Fed:
     """What a call was given, without padding."""
     rows = []
-    for (tokens, _, first), length in zip(given.rows, lengths, strict=True):
+    for (tokens, _, places), length in zip(given.rows, lengths, strict=True):
         start = 0 if behind else given.width - length
-        rows.append((tokens[start : start + length], start, first))
+        rows.append(Row(tokens[start : start + length], start, places[start : start + length]))
     return dataclasses.replace(given, rows=tuple(rows), known_by="ids")

@@ -18,7 +18,8 @@ from whence.align.derived import Making
 from whence.align.expressions import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.names import normal_scope
 from whence.align.tokens.beside import followers
-from whence.align.tokens.sequences import Fed, Piece, is_cache
+from whence.align.tokens.positions import WITH_PLAIN
+from whence.align.tokens.sequences import Fed, Piece, is_cache, is_position
 from whence.records import Call, Ref
 
 Line = Sequence[Piece]
@@ -29,7 +30,8 @@ Place = tuple[str, str, int, str]
 class Seen(NamedTuple):
     """One sight of a slot: its shape, and what the root was given then. total: tokens it could see, with those cached.
 
-    batch: None in a flattened batch. rows: of the batch, however it lies.
+    batch: None in a flattened batch. rows: of the batch, however it lies. fronts: extents of an axis in front of batch and tokens that
+    this tensor may have: positions of several axes do, and what is made of them.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +39,15 @@ class Seen(NamedTuple):
     width: int
     total: int
     rows: int = 1
+    fronts: frozenset[int] = frozenset()
+
+    def has_front(self) -> bool:
+        """Does this tensor lie behind an axis of positions?"""
+        if len(self.shape) < 2 or self.shape[0] not in self.fronts:
+            return False
+        if self.batch is None:
+            return self.shape[1] == self.width
+        return len(self.shape) > 2 and self.shape[1] in (1, self.batch) and self.shape[2] == self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     if len(dims) != 1:
         return None
     count = dims.pop()
+    if all(s.has_front() for s in sights):
+        return _behind(sights)
     varied = [k for k in range(count) if len({s.shape[k] for s in sights}) > 1]
     both = any((s.batch or 1) > 1 and s.width > 1 for s in sights)
     if both and count and all(s.shape[0] == (s.batch or 1) * s.width for s in sights):
@@ -106,6 +119,14 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     one = [k for k in range(count - 1) if k != batch and all(s.shape[k] == 1 for s in sights)]
     alone = token is None and seen is None and count > 2 and any(s.width > 1 for s in sights)
     return Axes(batch, token, seen, next(iter(one), None) if alone else None)
+
+
+def _behind(sights: Sequence[Seen]) -> Axes | None:
+    """The axes of a tensor that has its batch and tokens behind an axis of positions."""
+    flat = any(s.batch is None for s in sights)
+    token, batch = (1, None) if flat else (2, 1 if all(s.shape[1] == s.batch for s in sights) else None)
+    varied = [k for k in range(len(sights[0].shape)) if len({s.shape[k] for s in sights}) > 1]
+    return Axes(batch, token) if all(k in (batch, token) for k in varied) else None
 
 
 class Gathering:
@@ -361,14 +382,32 @@ class Gathering:
         out: dict[tuple[Any, ...], list[Seen]] = defaultdict(list)
         for root, given in self._given.items():
             batch = None if given.flat else given.batch
+            fronts = self._fronts(root)
             for call in self.tree(root):
                 for ref in call.refs:
                     if not ref.slot.startswith("param"):
-                        shape = self.making.record(ref.record).shape
+                        record = self.making.record(ref.record)
+                        own = fronts if fronts and _says_positions(call, ref.slot, record.dtype) else fronts - {batch}
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
-                            Seen(shape, batch, given.width, self._totals[root], self._rows.get(root, 1))
+                            Seen(record.shape, batch, given.width, self._totals[root], self._rows.get(root, 1), own)
                         )
         return out
+
+    def _fronts(self, root: int) -> frozenset[int]:
+        """How many numbers a token's position has in the calls of a root, as extents of an axis in front of batch and tokens."""
+        given = self._given[root]
+        behind = [(given.width,)] if given.flat else [(n, given.width) for n in {1, given.batch}]
+        slots = (r for c in self.tree(root) for r in c.slots("input") if is_position(r.slot))
+        shapes = {self.making.record(r.record).shape for r in slots}
+        found = {s[0] for s in shapes if s and s[1:] in behind}
+        # Below the call that takes the plain position from the front, one axis less.
+        return frozenset(found | {n - 1 for n in found if n == WITH_PLAIN})
+
+
+def _says_positions(call: Call, slot: str, dtype: str) -> bool:
+    """Are these positions or what is made of them, by dtype and names? Where there are as many rows as axes the extents do not tell."""
+    name = f"{call.scope.rpartition('.')[2]}:{slot}"
+    return dtype in ("int64", "int32") or any(word in name for word in ("position", "rotary", "rope"))
 
 
 def ends(line: Line) -> list[int]:

@@ -99,7 +99,7 @@ def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
 
 def _as_batch(given: Fed) -> Fed:
     """A call on one row without an axis for the batch, as a batch of one."""
-    if given.flat and len(given.rows) == 1 and given.rows[0][2] is None:
+    if given.flat and len(given.rows) == 1 and not given.rows[0].places:
         return dataclasses.replace(given, shape=(1, *given.shape))
     return given
 

@@ -8,14 +8,14 @@ at every step, of which each adds its last token). Where the batches of both run
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from whence.align.tokens.positions import Course, Place, places_of, rows_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
@@ -41,26 +41,51 @@ class Piece(NamedTuple):
     whole: bool = True
 
 
+class Row(NamedTuple):
+    """The tokens of one row, where they start in the token axis, and the position of each; no places where nothing tells them."""
+
+    tokens: tuple[object, ...]
+    start: int
+    places: tuple[Place, ...] = ()
+
+
 @dataclass(slots=True)
 class Asked:
-    """One sequence: its tokens (or the bytes of its row) and where they went through the model. padded: rows beside it hold more."""
+    """One sequence: its tokens (or the bytes of its row) and where they went through the model. padded: rows beside it hold more.
+
+    course: of its positions so far, None where they are not known.
+    """
 
     tokens: tuple[object, ...]
     pieces: list[Piece] = field(default_factory=list)
     padded: bool = False
+    course: Course | None = None
+
+    def goes_on(self, places: Sequence[Place]) -> bool:
+        """Could tokens at these positions be the next ones?"""
+        return bool(self.tokens and places and self.course is not None and self.course.follows(places[0]))
+
+    def add(self, tokens: tuple[object, ...], piece: Piece, places: Sequence[Place]) -> None:
+        """The sequence goes on with these tokens."""
+        self.tokens = (*self.tokens, *tokens)
+        self.pieces.append(piece)
+        if places:
+            if self.course is None:
+                self.course = Course(places[0])
+            self.course.go(places)
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
     """What one root call was given. shape: of the tokens, (batch, tokens) or (tokens,) when rows are flattened into one axis.
 
-    rows: the tokens of every row with their start in the token axis and the position of the first; seen: tokens before these, 0 for
-    none, None where nothing tells. known_by: what told which tokens are padding ("mask", "ids"), "" where none are.
+    rows: the tokens of every row, their start in the token axis and their positions; seen: tokens before these, 0 for none, None
+    where nothing tells. known_by: what told which tokens are padding ("mask", "ids"), "" where none are.
     """
 
     call: Call
     shape: tuple[int, ...]
-    rows: tuple[tuple[tuple[object, ...], int, int | None], ...]
+    rows: tuple[Row, ...]
     seen: int | None
     cached: bool
     known_by: str = ""
@@ -90,6 +115,11 @@ def is_position_or_mask(slot: str) -> bool:
     """Does an input tell where tokens stand or which are seen, by its name? It follows from the tokens; another one asks nothing else."""
     name = slot.removeprefix("input.")
     return name in _POSITIONS or "mask" in name
+
+
+def is_position(slot: str) -> bool:
+    """Does an input tell where tokens stand, by its name?"""
+    return slot.removeprefix("input.") in _POSITIONS
 
 
 def is_cache(slot: str) -> bool:
@@ -152,18 +182,16 @@ def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
     return None
 
 
-def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequence[str]) -> Fed:
+def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], names: Sequence[str]) -> Fed:
     ids = run.array(ref.record)
     if ref.slot == f"input.{_DECODER}":  # a mask without that word is the encoder's
         inputs = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") or "mask" not in n}
-    positions = next((run.array(inputs[n].record) for n in places if n in inputs), None)
+    positions = next((run.array(inputs[n].record) for n in names if n in inputs), None)
     seen = _cached(run, inputs)
     cached = any(name.split(".")[0] in _CACHES for name in inputs)
+    places = places_of(positions, ids.shape)
     if ids.ndim == 1:
-        rows = []
-        for start, stop, first in _runs(positions, len(ids)):
-            rows.append((tuple(map(int, ids[start:stop])), start, first))
-        return Fed(call, ids.shape, tuple(rows), seen, cached)
+        return Fed(call, ids.shape, tuple(_flat_rows(ids, _placed(places, 0))), seen, cached)
     mask = _mask(run, inputs, ids.shape)
     if mask is not None and mask.shape[1] > ids.shape[1]:
         seen = mask.shape[1] - ids.shape[1]
@@ -171,12 +199,18 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], places: Sequ
     rows = []
     for b, row in enumerate(ids):
         start, stop = _real(mask[b]) if mask is not None else (0, len(row))
-        first = None
-        if positions is not None and positions.shape[-1] == len(row):
-            line = positions[b if positions.ndim == 2 and positions.shape[0] == ids.shape[0] else 0] if positions.ndim == 2 else positions
-            first = int(line[start])
-        rows.append((tuple(map(int, row[start:stop])), start, first))
+        rows.append(Row(tuple(map(int, row[start:stop])), start, _placed(places, b)[start:stop]))
     return Fed(call, ids.shape, tuple(rows), seen, cached, "mask" if mask is not None else "")
+
+
+def _placed(places: Array | None, row: int) -> tuple[Place, ...]:
+    return tuple(map(tuple, places[row].tolist())) if places is not None else ()
+
+
+def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
+    """The rows of a flattened batch, told apart by their positions; one row where these are not known."""
+    spans = rows_of(places) if places else [(0, len(ids))]
+    return [Row(tuple(map(int, ids[start:stop])), start, places[start:stop]) for start, stop in spans]
 
 
 def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
@@ -190,22 +224,25 @@ def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
         parts.append(found.rows)
     if len(parts[0]) != len(parts[1]):
         return None
-    return Fed(call, (len(parts[0]), 1), tuple((((a[0], b[0]),), 0, None) for a, b in zip(*parts, strict=True)), None, False)
+    return Fed(call, (len(parts[0]), 1), tuple(Row(((a[0], b[0]),), 0) for a, b in zip(*parts, strict=True)), None, False)
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
     """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask beside it, every position is one."""
-    ref = next((r for name, r in inputs.items() if len(run.records[r.record].shape) > 1 and run.records[r.record].count), None)
+    several = {name: r for name, r in inputs.items() if len(run.records[r.record].shape) > 1 and run.records[r.record].count}
+    # Positions and masks say where the rows of another input lie, whichever comes first.
+    asking = {name: r for name, r in several.items() if not is_position_or_mask(f"input.{name}")}
+    ref = next(iter((asking or several).values()), None)
     if ref is None:
         return None
     array = run.array(ref.record)
     mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
     if mask is None or mask.shape != array.shape[:2]:
-        return Fed(call, (array.shape[0], 1), tuple(((row.tobytes(),), 0, None) for row in array), None, False)
+        return Fed(call, (array.shape[0], 1), tuple(Row((row.tobytes(),), 0) for row in array), None, False)
     rows = []
     for b, row in enumerate(array):
         start, stop = _real(mask[b])
-        rows.append((tuple(position.tobytes() for position in row[start:stop]), start, None))
+        rows.append(Row(tuple(position.tobytes() for position in row[start:stop]), start))
     return Fed(call, array.shape[:2], tuple(rows), None, False)
 
 
@@ -213,16 +250,6 @@ def _real(mask: Array) -> tuple[int, int]:
     """Where a row's real tokens start and stop. Padding in the middle is no padding: the row is taken whole."""
     real = np.flatnonzero(mask)
     return (int(real[0]), int(real[-1]) + 1) if len(real) and len(real) == real[-1] - real[0] + 1 else (0, len(mask))
-
-
-def _runs(positions: Array | None, length: int) -> Iterator[tuple[int, int, int | None]]:
-    """(start, stop, first position) of every row in a flattened batch: positions go up by one inside a row."""
-    if positions is None or positions.shape != (length,):
-        yield 0, length, None
-        return
-    ends = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), length]
-    for start, stop in itertools.pairwise(ends):
-        yield start, stop, int(positions[start])
 
 
 def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | None:
@@ -265,11 +292,11 @@ def asked(calls: Sequence[Fed], known: Sequence[tuple[object, ...]] = ()) -> lis
             if not how:
                 open_ = [Asked((), [], False) for _ in call.rows]
                 done += open_
-            for row, (asked_, (tokens, start, _)) in enumerate(zip(open_, call.rows, strict=True)):
+            for row, (asked_, (tokens, start, places)) in enumerate(zip(open_, call.rows, strict=True)):
                 had = len(asked_.tokens) if how == "again" else 0
                 seen = max((p.total for p in asked_.pieces), default=0) if how == "cache" else 0
-                asked_.tokens = (*asked_.tokens, *tokens[had:])
-                asked_.pieces.append(Piece(call.call.id, row, start + had, start + len(tokens), seen + call.width))
+                piece = Piece(call.call.id, row, start + had, start + len(tokens), seen + call.width)
+                asked_.add(tokens[had:], piece, places[had:])
                 asked_.padded = asked_.padded or len(tokens) != call.width
         before = call
     return done
@@ -284,9 +311,8 @@ def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
     total = max(p.total for a in open_ for p in a.pieces)
     if call.seen is not None:
         return "cache" if call.seen == total else "cache" if call.cached and call.width == 1 else ""
-    firsts = [first for _, _, first in call.rows]
-    if all(first is not None for first in firsts):
-        return "cache" if all(first == len(a.tokens) for a, first in zip(open_, firsts, strict=True)) and total else ""
+    if all(row.places for row in call.rows):
+        return "cache" if all(a.goes_on(row.places) for a, row in zip(open_, call.rows, strict=True)) and total else ""
     return "cache" if call.cached and call.width == 1 else ""
 
 
@@ -301,27 +327,26 @@ def _grown(before: Fed, call: Fed, open_: Sequence[Asked]) -> bool:
 
 
 def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequence[tuple[object, ...]]) -> list[Asked]:
-    """Rows of a flattened batch: one that starts at position 0 is new, another goes on with one that is as long."""
+    """Rows of a flattened batch: one whose first position follows a sequence's last goes on with it, another is new."""
     free = list(open_)
     now: list[Asked] = []
     todo = list(call.rows)[::-1]
     while todo:
-        tokens, start, first = todo.pop()
-        found = _goes_on([a for a in free if first and len(a.tokens) == first], tokens, known)
+        tokens, start, places = todo.pop()
+        found = _goes_on([a for a in free if a.goes_on(places)], tokens, known)
         if found is None:
             found = Asked(())
             done.append(found)
         else:
             # Requests keep their order: positions of two of them may follow on each other by chance.
-            after = next((len(a.tokens) for a in free[free.index(found) + 1 :]), None)
-            if after is not None and first is not None and first < after < first + len(tokens):
-                cut = after - first
-                todo.append((tokens[cut:], start + cut, after))
-                tokens = tokens[:cut]
+            after = next((a for a in free[free.index(found) + 1 :]), None)
+            cut = next((n for n in range(1, len(places)) if after is not None and after.goes_on(places[n:])), None)
+            if cut is not None:
+                todo.append(Row(tokens[cut:], start + cut, places[cut:]))
+                tokens, places = tokens[:cut], places[:cut]
             free.remove(found)
         had = len(found.tokens)
-        found.tokens = (*found.tokens, *tokens)
-        found.pieces.append(Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)))
+        found.add(tokens, Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)), places)
         now.append(found)
     return now + free
 
