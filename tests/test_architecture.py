@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display", "configs"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -29,6 +29,7 @@ ROOMS = {
     "errors": set(),
     "_kernels": set(),
     "segments": set(),
+    "configs": set(),
     "dtypes": {"errors"},
     "records": {"dtypes", "errors", "display"},
     "results": {"records", "dtypes", "errors", "display"},

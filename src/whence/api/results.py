@@ -230,5 +230,5 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
         return msgspec.json.decode(file.read_bytes(), type=Comparison)
     except OSError as error:
         raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error
