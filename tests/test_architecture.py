@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display", "configs", "caches"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -27,8 +27,10 @@ ROOMS = {
     "testing": {"api", "report"},
     # nouns import each other downwards
     "errors": set(),
-    "_kernels": set(),
+    "_kernels": {"caches"},
+    "caches": set(),
     "segments": set(),
+    "configs": set(),
     "dtypes": {"errors"},
     "records": {"dtypes", "errors", "display"},
     "results": {"records", "dtypes", "errors", "display"},

@@ -23,16 +23,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import stat
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
-from whence import __version__
+from whence import __version__, caches
 
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
@@ -1117,18 +1115,6 @@ def _machine() -> str:
     return hashlib.sha256("|".join(about).encode()).hexdigest()[:12]
 
 
-def _private(folder: Path) -> bool:
-    """Make a folder that nobody else can write to. The cache holds machine code, so one that others may write is refused."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            return False
-        return os.access(folder, os.W_OK | os.X_OK)
-    except OSError:
-        return False
-
-
 def cache_dir() -> Path | None:
     """Where compiled kernels are kept: $NUMBA_CACHE_DIR, else the user's cache folder, else one of our own in the temporary
     folder; None when nothing is writable (they are then compiled again by every process). Named by version and source."""
@@ -1138,24 +1124,9 @@ def cache_dir() -> Path | None:
         name = f"{__version__}-{about.st_size:x}-{about.st_mtime_ns:x}"
     except OSError:
         name = __version__
-    homes = []
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        homes.append(Path(os.environ["NUMBA_CACHE_DIR"]) / "whence")
-    if os.environ.get("XDG_CACHE_HOME"):
-        homes.append(Path(os.environ["XDG_CACHE_HOME"]) / "whence")
-    elif os.environ.get("LOCALAPPDATA"):
-        homes.append(Path(os.environ["LOCALAPPDATA"]) / "whence" / "cache")
-    else:
-        try:
-            home = Path.home()
-            homes.append(home / "Library" / "Caches" / "whence" if sys.platform == "darwin" else home / ".cache" / "whence")
-        except RuntimeError:
-            pass  # no home at all
-    homes.append(Path(tempfile.gettempdir()) / f"whence-{os.getuid() if hasattr(os, 'getuid') else 'cache'}")
-    for home in homes:
-        if _private(home / name):
-            return home / name
-    return None
+    own = [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"] if os.environ.get("NUMBA_CACHE_DIR") else []
+    # The cache holds machine code, so a folder that others may write into is refused.
+    return next((home / name for home in (*own, *caches.homes()) if caches.private(home / name)), None)
 
 
 def _marker(folder: Path, entry: str) -> Path:

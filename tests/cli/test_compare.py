@@ -1,13 +1,19 @@
 """`whence compare` from outside: exit codes, formats, files, errors."""
 
+import errno
+import io
 import json
+import os
+import sys
+import time
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from handmade import bfloat16, net
-from whence import api
+from whence import api, caches
 from whence.cli import execute
 from whence.errors import UnreadableRun
 
@@ -29,6 +35,7 @@ def runs(monkeypatch, tmp_path):
         return made[path]
 
     monkeypatch.setattr("whence.api.runs.open_run", open_run)
+    monkeypatch.setattr("whence.caches.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -47,12 +54,81 @@ def test_exit_codes(runs, capsys, target, code, bisect):
     assert call(capsys, "ref", target, "--bisect")[0] == bisect
 
 
-def test_the_answer_is_on_stdout_and_the_files_in_a_numbered_folder(runs, capsys):
-    assert call(capsys, "ref", "bad")[1].startswith("FAULT              fc1 ")
-    call(capsys, "ref", "ref")
-    assert json.loads((runs / "whence-cmp" / "summary.json").read_text())["status"] == "different"
-    assert json.loads((runs / "whence-cmp-2" / "summary.json").read_text())["status"] == "same"
-    assert api.load_comparison(runs / "whence-cmp").findings[0].name == "fc1"
+def test_the_answer_is_on_stdout_and_files_are_written_where_they_are_asked_for(runs, capsys):
+    before = sorted(runs.rglob("*"))
+    code, out, err = call(capsys, "ref", "bad")
+    assert (code, out.startswith("FAULT              fc1 "), "written to" in out, err) == (1, True, False, "")
+    assert sorted(runs.rglob("*")) == before
+    assert call(capsys, "ref", "bad", "-o", "cmp")[1].endswith("written to cmp: summary.json, report.csv, report.json\n")
+    assert json.loads((runs / "cmp" / "summary.json").read_text())["status"] == "different"
+    assert api.load_comparison(runs / "cmp").findings[0].name == "fc1"
+    assert call(capsys, "ref", "bad", "--view", "msit")[0] == 3
+
+
+def test_the_last_comparison_of_a_folder_is_taken_and_named(runs, capsys, monkeypatch):
+    (runs / "inner").mkdir()
+    assert execute(["report", "--format", "json"]) == 3
+    assert "no comparison was made in this folder yet" in capsys.readouterr().err
+    call(capsys, "ref", "bad")
+    assert execute(["report", "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["status"] == "different"
+    assert said.err == "whence: the last comparison here: <Net> against <Net>, made just now\n"
+    call(capsys, "ref", "ref", "-o", "cmp")
+    assert execute(["report", "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out)["status"], str(runs / "cmp") in said.err) == ("same", True)
+    for command in (["trace"], ["repro", "-o", "out"], ["locate"]):
+        assert execute(command) == 3
+        assert str(runs / "cmp") in capsys.readouterr().err.splitlines()[0]
+    monkeypatch.chdir(runs / "inner")
+    assert execute(["report", "--format", "json"]) == 3
+    assert "no comparison was made in this folder yet" in capsys.readouterr().err
+
+
+def test_old_comparisons_are_deleted_and_files_are_private(runs, capsys, tmp_path):
+    folder = caches.folder("comparisons")
+    for i in range(40):
+        (folder / f"{i:032}.json").write_text("{}")
+        os.utime(folder / f"{i:032}.json", (1e9 + i, time.time() - 86_400 * (i - 1)))
+    (folder / "x.1.tmp").write_text("left by a killed process")
+    os.utime(folder / "x.1.tmp", (0, 0))
+    call(capsys, "ref", "bad")
+    left = list(folder.iterdir())
+    assert 29 <= len(left) <= 32 and not list(folder.glob("*.tmp"))
+    (mine,) = [f for f in left if not f.name.startswith("0")]
+    assert (mine.stat().st_mode & 0o777, folder.stat().st_mode & 0o077) == (0o600, 0)
+    mine.write_bytes(b"{")
+    assert execute(["report"]) == 3
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_, **__):
+        raise full
+
+    monkeypatch.setattr("whence.caches.private", lambda folder: False)
+    code, out, err = call(capsys, "ref", "bad")
+    assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith("note: not kept for whence report")
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for form, start in (("text", "FAULT"), ("json", "{")):
+        code, out, err = call(capsys, "ref", "bad", "-o", "cmp", "--format", form, "--junit", "j/x.xml", "--html", "x.html")
+        assert (code, out.startswith(start), "written to" in out) == (3, True, False)
+        assert "cannot write the comparison to cmp: No space left on device" in err and "j/x.xml" in err and "x.html" in err
+        assert "the answer above stands" in err
+
+
+def test_stdout_that_takes_nothing_is_said(runs, monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert execute(["compare", "ref", "bad"]) == 3
+    assert capsys.readouterr().err == "whence: the answer cannot be written to stdout: No space left on device\n"
 
 
 def test_json_and_csv(runs, capsys):

@@ -96,7 +96,7 @@ def test_xray_compare_writes_the_tools_table_and_says_which_is_which(tmp_path, c
     out = str(tmp_path / "result.csv")
     assert execute(["xray", "compare", XPU, GPU, out, "--golden", GPU]) == 1
     said = capsys.readouterr()
-    assert f"whence compare {GPU} {XPU} --view torch_xray   (Bench, the reference: {GPU}; Target: {XPU})" in said.err
+    assert f"whence compare {GPU} {XPU} --view torch_xray -o CMP   (Bench, the reference: {GPU}; Target: {XPU})" in said.err
     assert said.out.startswith("FAULT              blocks.1.act_fn") and said.out.endswith(f"written to {out}\n")
     found = rows(out)
     assert list(found[0])[:8] == ["Index", "Status", "Module (Bench/Target)", "Cosine", "RMSE", "IsClose (%)", "Max Err (t)", "GtNum"]
@@ -112,7 +112,7 @@ def test_msprobe_compare_writes_one_table_a_rank(tmp_path, capsys):
         whence.convert(run, tmp_path / name, to="msprobe")
     assert execute(["msprobe", "compare", "-tp", str(tmp_path / "mine"), "-gp", str(tmp_path / "gold"), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr()
-    assert said.err == f"whence: the same as  whence compare {tmp_path / 'gold'} {tmp_path / 'mine'} --view msprobe\n"
+    assert said.err == f"whence: the same as  whence compare {tmp_path / 'gold'} {tmp_path / 'mine'} --view msprobe -o CMP\n"
     assert said.out.startswith("FAULT              fc1")
     (table,) = (tmp_path / "out").iterdir()
     assert table.name.startswith("compare_result_rank0_") and len(table.stem) == len("compare_result_rank0_20260101000000")

@@ -104,8 +104,8 @@ def test_what_is_wrong_is_said(entry, said):
     ("name", "text", "said"),
     [
         ("p.json", "{}", "ends in .toml, .yaml or .yml"),
-        ("p.toml", "allow = ", "is not TOML"),
-        ("p.yaml", "allow: [", "is not YAML"),
+        ("p.toml", "allow = ", "not TOML"),
+        ("p.yaml", "allow: [", "not YAML"),
         ("p.yaml", "[1]", "is a table with a list"),
         ("p.yaml", "allow: []", "hold at least one"),
         ("p.yaml", "deny: []", "unknown key 'deny'; known: allow"),
@@ -121,7 +121,7 @@ def test_files_that_are_no_policy(tmp_path, name, text, said):
 
 def test_yaml_runs_nothing(tmp_path):
     (tmp_path / "p.yaml").write_text("allow: !!python/object/apply:os.getcwd []")
-    with pytest.raises(UsageError, match="is not YAML"):
+    with pytest.raises(UsageError, match="not YAML"):
         load(tmp_path / "p.yaml")
 
 

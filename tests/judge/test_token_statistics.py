@@ -142,8 +142,8 @@ def test_thresholds_in_toml_and_where_they_come_from(tmp_path):
         ("t.yaml", "models: [a]", "`models` is a table"),
         ("t.yaml", "models: {a: 0.5}", "model a: a table"),
         ("t.yaml", "", "a table with"),
-        ("t.yaml", "{", "is not YAML"),
-        ("t.toml", "full: 0.5", "is not TOML"),
+        ("t.yaml", "{", "not YAML"),
+        ("t.toml", "full: 0.5", "not TOML"),
         ("t.json", "{}", "ends in .toml, .yaml or .yml"),
     ],
 )

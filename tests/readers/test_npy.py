@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from functools import partialmethod
 
 import ml_dtypes
 import numpy as np
@@ -244,3 +245,27 @@ def test_a_file_that_is_no_array_is_refused_with_its_name(tmp_path):
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x05\x00oops\n")
     with pytest.raises(UnreadableRun, match=r"a\.npy.*header cannot be read"):
         open_run(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_is_linear_in_its_entries(method, tmp_path, monkeypatch):
+    """Its directory is read once, however many entries are asked for; each has its own elements, and a checksum."""
+    path, data = tmp_path / "x.npz", {}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for i in range(40):
+            out = io.BytesIO()
+            np.save(out, np.full((3, 2), i, np.float32))
+            data[f"h{i}"] = out.getvalue()
+            archive.writestr(f"h{i}.npy", data[f"h{i}"])
+    read = []
+    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", partialmethod(_counted, zipfile.ZipFile._RealGetContents, read))
+    run = open_run(path)
+    for call in run.calls:
+        if call.scope:
+            np.testing.assert_array_equal(run.array(call.slots("output")[0].record), np.full((3, 2), int(call.scope[1:]), np.float32))
+    assert len(read) <= 2
+
+
+def _counted(self, real, read):
+    read.append(self)
+    return real(self)

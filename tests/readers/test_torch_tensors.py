@@ -1,10 +1,13 @@
 """Files of torch.save compared: state dicts, tensors with names, folders. The loader itself is tested in parts/test_torch_file.py."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import whence
 from readers import hostile
+from whence.errors import ElementsMissing
 from whence.readers import open_run
 
 torch = pytest.importorskip("torch")
@@ -139,3 +142,36 @@ def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
     (tmp_path / "work").mkdir()
     for what, path in hostile.variants(sample, tmp_path / "work"):
         hostile.survives(what, path, "torch_tensors")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_every_protocol_of_pickle_is_read(protocol, zipped, tmp_path):
+    kept = {"h1": torch.randn(3, 4), "h2": torch.arange(6, dtype=torch.int16).reshape(2, 3).T, "h3": np.asfortranarray(np.ones((2, 3)))}
+    torch.save(kept, tmp_path / "x.pt", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    run = open_run(tmp_path / "x.pt")
+    for record, expected in zip(run.records, kept.values(), strict=True):
+        np.testing.assert_array_equal(run.array(record.id), np.asarray(expected))
+    with (tmp_path / "plain.pt").open("wb") as file:
+        pickle.dump({"h1": np.arange(5.0), "h2": bytearray(b"no tensor")}, file, protocol=protocol)
+    run = open_run(tmp_path / "plain.pt")
+    np.testing.assert_array_equal(run.array(0), np.arange(5.0))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_tensors_cost_themselves(zipped, tmp_path):
+    plain = torch.randn(4, 5)
+    quantised = {
+        "q8": torch.quantize_per_tensor(plain, 0.1, 10, torch.quint8), "q32": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint32),
+        "q4": torch.quantize_per_tensor(plain, 0.1, 0, torch.quint4x2),
+        "rows": torch.quantize_per_channel(plain, torch.full((4,), 0.5), torch.zeros(4), 0, torch.qint8),
+    }  # fmt: skip
+    torch.save({"h0": plain, **quantised, "h1": plain.half()}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    run = open_run(tmp_path / "x.pt")
+    by_name = {c.scope: c.slots("output")[0].record for c in run.calls if c.scope}
+    np.testing.assert_array_equal(run.array(by_name["h0"]), plain.numpy())
+    np.testing.assert_array_equal(run.array(by_name["h1"]), plain.half().numpy())
+    for name in quantised:
+        with pytest.raises(ElementsMissing, match="_rebuild_qtensor is not read"):
+            run.array(by_name[name])

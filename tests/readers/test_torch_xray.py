@@ -1,6 +1,8 @@
 """torch_xray dumps: order, dtypes, names with and without numbers, the planted GELU, and files that lead outside of themselves."""
 
+import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import ml_dtypes
@@ -12,6 +14,7 @@ from readers.hostile import survives, variants
 from whence.api import open_run
 from whence.cli import execute
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
+from whence.readers.parts import hdf5
 
 DATA = Path(__file__).parent.parent / "data" / "torch_xray"
 GPU, XPU, NOIDX = (DATA / f"{name}_globalrank-0_localrank-0.h5" for name in ("gpu", "xpu", "xpu_noidx"))
@@ -194,12 +197,145 @@ def test_an_attribute_that_lies_costs_its_tensor(tmp_path):
             run.array(record.id)
 
 
+def test_a_dataset_that_was_never_written_is_its_fill_value(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", track_order=True) as file:
+        group = file.create_group("1", track_order=True)
+        group.create_dataset("a.X.0.forward_output.0", (3, 4), "f4", fillvalue=2.5)
+        group.create_dataset("b.X.1.forward_output.0", (6, 5), ">i2", chunks=(2, 5), fillvalue=-3)
+        group.create_dataset("c.X.2.forward_output.0", (6, 5), "f8", chunks=(2, 5), fillvalue=7)[2:4] = 1.0
+        group.create_dataset("d.X.3.forward_output.0", (2,), "?")
+        group.create_dataset("e.X.4.forward_output.0", (1 << 40,), "f4", fillvalue=1)
+    run = open_run(path)
+    got = [run.array(r.id) for r in run.records[:4]]
+    np.testing.assert_array_equal(got[0], np.full((3, 4), 2.5, np.float32))
+    np.testing.assert_array_equal(got[1], np.full((6, 5), -3, np.int16))
+    np.testing.assert_array_equal(got[2], np.repeat([7.0, 1.0, 7.0], 10).reshape(6, 5))
+    np.testing.assert_array_equal(got[3], [False, False])
+    with pytest.raises(ElementsMissing, match="unpack"):
+        run.array(4)
+
+
+def test_numbers_that_numpy_has_no_name_for_are_converted_and_not_mapped(tmp_path):
+    """A float of 32 bits with another exponent bias lies in the file with other bits than its value has in numpy."""
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_ebias(100)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        space = h5py.h5s.create_simple((3,))
+        dataset = h5py.h5d.create(file.create_group("1").id, b"a.X.0.forward_output.0", kind, space)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1.0, -2.5, 0.125], np.float32))
+    run = open_run(tmp_path / "x.h5")
+    np.testing.assert_array_equal(run.array(0), [1.0, -2.5, 0.125])
+
+
+def test_attributes_that_are_no_short_text_are_not_read(tmp_path):
+    path = written(tmp_path / "x.h5", {f"{n}.X.0.forward_output.0": np.ones(2, np.float32) for n in "abcd"})
+    with h5py.File(path, "a", libver="latest") as file:
+        for name, value in zip("abcd", ("torch.float32" * 10_000, np.arange(5), np.array(["float32"] * 3, "S"), b"torch.float32")):
+            file[f"1/{name}.X.0.forward_output.0"].attrs["dtype"] = value
+    run = open_run(path)
+    assert [r.dtype for r in run.records] == ["float32"] * 4
+    assert [bool(c.notes) for c in run.calls if c.scope] == [True, True, True, False]
+
+
+# What stands for libhdf5 in a process that it ends, or that it never comes back from.
+DEADLY = """
+import os, resource, signal, sys
+import importlib.util
+spec = importlib.util.spec_from_file_location("worker", {worker!r})
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+real_tensor, real_read = worker._tensor, worker._read
+def spoil(dataset):
+    if "segv" in dataset.name: os.kill(os.getpid(), signal.SIGSEGV)
+    if "abrt" in dataset.name: os.abort()
+    if "memory" in dataset.name: bytearray(1 << 36)
+    if "endless" in dataset.name:
+        resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+        while True: pass
+def tensor(dataset):
+    spoil(dataset)
+    return real_tensor(dataset)
+def read(pipe, dataset):
+    if "late" in dataset.name: os.kill(os.getpid(), signal.SIGSEGV)
+    return real_read(pipe, dataset)
+worker._tensor, worker._read = tensor, read
+worker.main()
+"""
+
+
+@pytest.fixture
+def deadly(tmp_path, monkeypatch):
+    script = tmp_path / "deadly.py"
+    script.write_text(DEADLY.format(worker=hdf5.hdf5_worker.__file__))
+    monkeypatch.setattr(hdf5, "hdf5_worker", SimpleNamespace(__file__=str(script)))
+
+
+def test_what_ends_libhdf5_costs_its_tensor(deadly, tmp_path):
+    names = ("a", "segv", "b", "abrt", "c", "memory", "d", "late", "e")
+    path = written(tmp_path / "x.h5", {f"{n}.X.0.forward_output.0": np.full((4, 4), 3.0) for n in names}, chunks=(2, 2))
+    run = open_run(path)
+    said = {}
+    for call in run.calls:
+        for ref in call.slots("output") if call.scope else ():
+            try:
+                np.testing.assert_array_equal(run.array(ref.record), np.full((4, 4), 3.0))
+                said[call.scope] = ""
+            except ElementsMissing as error:
+                said[call.scope] = str(error)
+    assert [n for n in names if not said[n]] == ["a", "b", "c", "d", "e"]
+    assert "libhdf5 ended with SIGSEGV" in said["segv"] and "libhdf5 ended with SIGABRT" in said["abrt"]
+    assert "is damaged" in said["memory"] and "cannot be read: libhdf5 ended with SIGSEGV" in said["late"]
+
+
+def test_what_keeps_libhdf5_busy_for_ever_is_refused(deadly, tmp_path, capsys):
+    path = written(tmp_path / "x.h5", {"endless.X.0.forward_output.0": np.ones(3)})
+    assert execute(["show", str(path)]) == 3
+    assert "libhdf5 does not come to an end with it, at /1/endless" in capsys.readouterr().err
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path):
+    path, worker = tmp_path / "x.h5", hdf5.Worker()
+    for value in (1.0, 2.0):
+        path.unlink(missing_ok=True)
+        written(path, {"a.X.0.forward_output.0": np.full(4, value)}, chunks=(2,))
+        assert worker.read(path, "/1/a.X.0.forward_output.0", 32).view(np.float64).tolist() == [value] * 4
+
+
+def test_mutated_files_are_refused_or_lose_tensors(tmp_path, monkeypatch):
+    """Bytes overwritten anywhere, in files with every filter and layout; one process reads them all, as long as it lives."""
+    tensors = {f"l{i}.Linear.{i}.forward_output.0": RNG.standard_normal((9, 7)).astype(np.float32) for i in range(6)}
+    packed = [{}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}, {"fletcher32": True}, {"scaleoffset": 3}]
+    bases = []
+    for i, options in enumerate(packed):
+        path = written(tmp_path / f"base{i}.h5", tensors, dtypes=dict.fromkeys(tensors, "torch.float32"), **options)
+        bases.append(path.read_bytes())
+    worker = hdf5.Worker()
+    monkeypatch.setattr(hdf5, "Worker", lambda: worker)
+    draw, path, opened = random.Random(7), tmp_path / "x.h5", 0
+    for i in range(250):
+        data = bytearray(bases[i % len(bases)])
+        for _ in range(draw.choice((1, 3, 20))):
+            place, width = draw.randrange(min(len(data), draw.choice((512, 4096, 1 << 20)))), draw.choice((1, 4, 8))
+            data[place : place + width] = draw.choice((bytes(width), b"\xff" * width, draw.randbytes(width)))
+        path.write_bytes(bytes(data))
+        opened += survives(f"mutation {i}", path, "torch_xray") is not None
+    assert 10 < opened < 250
+
+
+def test_the_files_that_ended_the_process_are_read_or_refused(shared):
+    for name in ("segv.h5", "bigmem.h5"):
+        survives(name, shared / "repros" / "hdf5" / name)
+
+
 def test_without_h5py_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(MissingDependency, match=r'pip install "whence\[h5\]"'):
         open_run(GPU)
 
 
-def test_damaged_files_are_refused_or_lose_tensors(tmp_path):
+def test_damaged_files_are_refused_or_lose_tensors(tmp_path, monkeypatch):
+    worker = hdf5.Worker()
+    monkeypatch.setattr(hdf5, "Worker", lambda: worker)
     for what, path in variants(GPU, tmp_path):
         survives(what, path, "torch_xray")

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import yaml
 
+from whence import configs
 from whence.align.expressions import Node, Unfit, parse
 from whence.align.sharding.shards import HOW, Shard
 from whence.errors import UsageError
@@ -93,11 +94,9 @@ def load(path: str | os.PathLike[str]) -> Map:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"no map at {name}: {error}; whence align REF TGT -o {name} writes one") from error
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{name}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        tree = configs.yaml_tree(text)
+    except configs.NotConfig as error:
+        raise UsageError(f"{name}{f', line {error.line}' if error.line else ''}: {error.reason}") from error
     return _Reader(name).map(tree)
 
 

@@ -40,12 +40,12 @@ def auto_diff(
     """
     from whence import report
     from whence.api.capturing import capture as capturing
-    from whence.api.results import _check_output, compare
+    from whence.api.results import check_output, compare
 
     given = _each(inputs)
     folder = Path(output) if output is not None else None
     if folder is not None:
-        _check_output(folder, force)
+        check_output(folder, force)
     with tempfile.TemporaryDirectory(prefix="whence-") as scratch:
         place = folder or Path(scratch)
         for name, model, values in zip(("reference", "target"), (model_a, model_b), given, strict=True):

@@ -119,7 +119,7 @@ def _texts_or_none(file: Path) -> TokenMatch | None:
 
     try:
         return msgspec.json.decode(file.read_bytes(), type=TokenMatch)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

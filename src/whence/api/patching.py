@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import ElementsMissing, UsageError
-from whence.results import Explained, Location, OutputError
+from whence.results import Comparison, Explained, Location, OutputError
 
 if TYPE_CHECKING:
     from whence.api.subjects import Subject
@@ -22,7 +22,7 @@ _Errors = dict[tuple[str, int, int, int], OutputError]
 
 
 def locate(
-    reference: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | Comparison,
     target: str | os.PathLike[str] | None = None,
     *,
     command: Sequence[str] | None = None,
@@ -37,7 +37,7 @@ def locate(
 ) -> Location:
     """Run the target again with outputs of the reference in the place of its own: how much of the error at the output does each explain?
 
-    reference: a run, or the folder of a comparison (then both runs are known from it). target: a captured run; None captures it.
+    reference: a run, or a comparison or its folder (then both runs are known from it). target: a captured run; None captures it.
     What is run again: `command`; or `use(model)` in this process; or the command that `target` was made with.
     patch: these calls, one after the other (`capture.points`); search: the call at which, in execution order, half of the squared
     error has arisen, by bisection; neither: every finding in turn, until none is left or `most` were patched.
@@ -56,16 +56,19 @@ def locate(
 
 
 def _sides(
-    reference: str | os.PathLike[str], target: str | os.PathLike[str] | None, command: Sequence[str] | None, model: Any,
+    reference: str | os.PathLike[str] | Comparison, target: str | os.PathLike[str] | None, command: Sequence[str] | None, model: Any,
     use: Callable[[Any], Any] | None,
 ) -> tuple[str, str | None, Subject]:  # fmt: skip
     from whence.api.results import load_comparison
     from whence.api.runs import open_run
     from whence.api.subjects import Command, Program, recorded
 
-    left, right = os.fspath(reference), None if target is None else os.fspath(target)
-    if (Path(left) / "report.json").is_file() and not (Path(left) / "run.json").exists():
+    compared = reference if isinstance(reference, Comparison) else None
+    left = "the last comparison" if isinstance(reference, Comparison) else os.fspath(reference)
+    right = None if target is None else os.fspath(target)
+    if compared is None and (Path(left) / "report.json").is_file() and not (Path(left) / "run.json").exists():
         compared = load_comparison(left)
+    if compared is not None:
         if right is not None:
             raise UsageError(f"{left} is a comparison and holds both runs; {right} is one too many")
         left, right = compared.reference, compared.target

@@ -37,18 +37,19 @@ _COMPILED = ("compiled", "runs compiled", "scripted")
 
 
 def reproduce(
-    comparison: str | os.PathLike[str], output: str | os.PathLike[str], finding: int, force: bool, run: bool,
+    comparison: str | os.PathLike[str] | Comparison, output: str | os.PathLike[str], finding: int, force: bool, run: bool,
     model: str | Module | Callable[[], Module] | None, tell: Callable[[str], None],
 ) -> Reproduction:  # fmt: skip
     """As `whence.repro`."""
     from whence.api.results import load_comparison
 
     began = time.monotonic()
-    compared = load_comparison(comparison)
+    compared = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
+    named = f"{compared.reference} against {compared.target}" if isinstance(comparison, Comparison) else os.fspath(comparison)
     if not compared.findings:
-        raise UsageError(f"{comparison} names no operator at fault (status {compared.status}): there is nothing to reproduce")
+        raise UsageError(f"{named} names no operator at fault (status {compared.status}): there is nothing to reproduce")
     if not 1 <= finding <= len(compared.findings):
-        raise UsageError(f"{comparison} has findings 1 to {len(compared.findings)}; there is no finding {finding}")
+        raise UsageError(f"{named} has findings 1 to {len(compared.findings)}; there is no finding {finding}")
     folder = Path(output)
     _check(folder, force)
     try:
@@ -63,7 +64,7 @@ def reproduce(
             heavy = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp") if _is_compiled(subject.other) else ()
             outcome = _Outcome(heavy)
         case, how, notes = subject.case()
-        subject.describe(case, finding, os.fspath(comparison), how)
+        subject.describe(case, finding, named, how)
         path = _written(case, folder)
         if outcome is not None:
             tell("running the script both ways")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from whence.results import Reproduction
+    from whence.results import Comparison, Reproduction
 
 
 def repro(
-    comparison: str | os.PathLike[str],
+    comparison: str | os.PathLike[str] | Comparison,
     output: str | os.PathLike[str],
     *,
     finding: int = 1,
@@ -24,8 +24,9 @@ def repro(
 ) -> Reproduction:
     """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a comparison, and a pytest test.
 
-    comparison: a folder that `compare` wrote; the runs lie where they lay then. finding: its number, from 1. run: run the script both
-    ways afterwards. model: as `compare` takes it, where no program of the reference is usable. tell: told what is being done.
+    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay then. finding: its number, from 1.
+    run: run the script both ways afterwards. model: as `compare` takes it, where no program of the reference is usable.
+    tell: told what is being done.
     Raises UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can be run again, OutputExists,
     UnreadableRun, StoreFailed.
     """

@@ -92,7 +92,7 @@ def compare(
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     folder = Path(output) if output is not None else None
     if folder is not None:
-        _check_output(folder, force)
+        check_output(folder, force)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
 
@@ -119,10 +119,9 @@ def compare(
         result = statics.compare(left, right)
     else:
         result = statics.told(compare_runs(left, right, options, again=[opened(run) for run in again], third=finer), given, left, right)
-    if folder is not None or html is not None:
-        asked = {"mapping": mapping, "match": match if match != "auto" else None, "allow": list(allow), "policy": policy, "model": model}
-        given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}
-        result = msgspec.structs.replace(result, asked={k: v for k, v in given_by_name.items() if v and isinstance(v, (str, list))})
+    asked = {"mapping": mapping, "match": match if match != "auto" else None, "allow": list(allow), "policy": policy, "model": model}
+    given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}
+    result = msgspec.structs.replace(result, asked={k: v for k, v in given_by_name.items() if v and isinstance(v, (str, list))})
     if folder is not None:
         write(result, folder)
     if html is not None:
@@ -178,7 +177,7 @@ def views() -> tuple[str, ...]:
     return report.views()
 
 
-def free_output(base: str = "whence-cmp") -> Path:
+def free_output(base: str) -> Path:
     """`base` in the current folder, or base-2, base-3 ... when it exists."""
     path, n = Path(base), 1
     while path.exists():
@@ -187,7 +186,8 @@ def free_output(base: str = "whence-cmp") -> Path:
     return path
 
 
-def _check_output(folder: Path, force: bool) -> None:
+def check_output(folder: Path, force: bool) -> None:
+    """Raise OutputExists when a comparison cannot go into this folder; called before anything is computed."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -215,7 +215,7 @@ def write(result: Comparison, folder: Path) -> None:
         ):
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; the answer above stands") from error
+        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o") from error
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:
@@ -230,5 +230,5 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
         return msgspec.json.decode(file.read_bytes(), type=Comparison)
     except OSError as error:
         raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error

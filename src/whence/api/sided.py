@@ -211,13 +211,35 @@ def compare_labels(
     A label without a partner, or whose tensor is not there, makes `same` `undecided`.
     Raises CaptureError when there is no label at all, UnreadableRun, UsageError, OutputExists.
     """
+    from whence.api.results import check_output
+
+    if output is not None:
+        check_output(Path(output), force)
+    result, rows = labels_compared(reference, target, strict=strict, progress=progress)
+    if output is not None:
+        write_labels(result, rows, Path(output))
+    return result
+
+
+def write_labels(result: Comparison, rows: Sequence[Facing], folder: Path) -> None:
+    """Write the files of a comparison of labels. Raises StoreFailed."""
+    from whence.api.results import write
+
+    write(result, folder)
+    write_table(rows, folder)
+
+
+def labels_compared(
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run | None = None,
+    *,
+    strict: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[Comparison, list[Facing]]:
+    """As `compare_labels`, which writes; (the comparison, a row for every label)."""
     from whence.api.comparing import CompareOptions, compare_runs
-    from whence.api.results import _check_output, write
     from whence.api.runs import open_run
 
-    folder = Path(output) if output is not None else None
-    if folder is not None:
-        _check_output(folder, force)
     given = [reference] if target is None else [reference, target]
     if len(given) == 2 and all(isinstance(g, (str, os.PathLike)) for g in given) and Path(given[0]).resolve() == Path(given[1]).resolve():  # type: ignore[arg-type]
         given = given[:1]
@@ -233,11 +255,7 @@ def compare_labels(
     rows = faced(labels)
     left, right, said = sides(rows)
     result = compare_runs(left, right, CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress))
-    result = _with_alone(result, rows, said)
-    if folder is not None:
-        write(result, folder)
-        write_table(rows, folder)
-    return result
+    return _with_alone(result, rows, said), rows
 
 
 def run_labels(
@@ -248,13 +266,13 @@ def run_labels(
     output: folder of the comparison; the run is kept below it, in `run`. options: as `run_command` takes them, library ones too.
     No comparison is made where the command failed and left no label. Raises CaptureError where it ended well and left none.
     """
-    from whence.api.results import _check_output
+    from whence.api.results import check_output
     from whence.api.runs import run_command
     from whence.capture.labelling import complain
     from whence.store.folder import load_info
 
     folder = Path(output)
-    _check_output(folder, force)
+    check_output(folder, force)
     said: list[str] = []
     code = run_command(command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options)
     own = int(load_info(folder / "run").settings.get("exit_code", code))  # `code` is 3 too when nothing was captured

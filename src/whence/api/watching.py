@@ -47,10 +47,10 @@ def watch(
     every: seconds between two looks. output: a folder that holds the comparison made last. tell: called with what is waited for.
     how: arguments of `compare`. Raises what `compare` raises.
     """
-    from whence.api.results import _check_output, compare
+    from whence.api.results import check_output, compare
 
     if output is not None:
-        _check_output(Path(output), force)
+        check_output(Path(output), force)
     seen: tuple[Any, ...] = ()
     while True:
         sides = [_looked(path, tell) for path in (reference, target)]

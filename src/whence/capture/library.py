@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
+from whence import configs
 from whence.capture.labelling import Waiting, filled
 from whence.errors import UsageError
 
@@ -77,9 +77,9 @@ def load(name: str, *, runner: str = "", most: int | None = None, dump: str = ""
     if most is not None and most < 1:
         raise UsageError(f"library-max {most}: a number of tokens, 1 or more")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = configs.yaml_value(file.read_text(encoding="utf-8"))
         profile = msgspec.convert(data or {}, Profile, strict=False)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, configs.NotConfig, msgspec.ValidationError) as error:
         words = " ".join(str(error).split())
         raise UsageError(f"library profile {file}: {words}; known keys: {', '.join(Profile.__struct_fields__)}") from None
     folder = os.path.normpath((here or Path.cwd()) / Path(dump or profile.dump).expanduser())

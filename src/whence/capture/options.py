@@ -260,7 +260,10 @@ def parse_size(text: str) -> int:
     if not found:
         raise UsageError(f"size: {text!r} is not a number of bytes like 20GB, 512MiB or 4096")
     power = " kmgtp".index(found[2].lower() or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    size = float(found[1]) * (1024 if found[3] else 1000) ** power
+    if size >= 1 << 62:
+        raise UsageError(f"size: {text[:40]!r} is more than any disk holds")
+    return int(size)
 
 
 def check_pattern(pattern: str, option: str) -> None:

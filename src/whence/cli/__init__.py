@@ -8,6 +8,8 @@ Other packages add commands through the entry point group `whence.cli` (name = "
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import io
 import os
 import sys
@@ -104,6 +106,9 @@ def group(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command `whence`: run one command and leave with its exit code (DESIGN section 5a)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us; its number must not become that of a file
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a name shows its code, never an error.
@@ -127,8 +132,7 @@ def _execute(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader had enough (`| head`). What is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader had enough (`| head`)
         return BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         _tell("whence: interrupted")
@@ -141,14 +145,30 @@ def _execute(arguments: list[str]) -> int:
             _trace()
         _tell(f"whence: {err}")
         return err.exit_code
-    except Exception as err:  # noqa: BLE001 - the last frame: exit 1 would mean "the runs differ"
-        if debug:
-            _trace()
-        _tell(
-            f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
-            + ("" if debug else "; `whence --debug ...` shows where")
-        )
+    except OSError as err:
+        if err.filename is not None or err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG):
+            return _unexpected(err, debug)
+        _drop_stdout()
+        _tell(f"whence: the answer cannot be written to stdout: {err.strerror}")
         return USAGE
+    except Exception as err:  # noqa: BLE001 - the last frame: exit 1 would mean "the runs differ"
+        return _unexpected(err, debug)
+
+
+def _unexpected(err: Exception, debug: bool) -> int:
+    if debug:
+        _trace()
+    _tell(
+        f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
+        + ("" if debug else "; `whence --debug ...` shows where")
+    )
+    return USAGE
+
+
+def _drop_stdout() -> None:
+    """What is still buffered has nowhere to go; Python would try once more as it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _trace() -> None:

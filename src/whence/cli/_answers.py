@@ -18,7 +18,7 @@ FORMATS = ("text", "json", "csv", "markdown", "github")
 
 
 def options(default: str | None) -> Callable[[Any], Any]:
-    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `written`. default: of --format."""
+    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `junit`. default: of --format."""
     form = click.option(
         "--format", "form", type=click.Choice(FORMATS), default=default, show_default=default is not None,
         help="What goes to stdout; github: findings as annotations of a workflow."
@@ -42,13 +42,13 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
     _files.check(junit, force)
 
 
-def said(result: Comparison, form: str, annotations: bool, *, output: str = "", occurrences: bool = False) -> str:
+def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool = False) -> str:
     """The text for stdout."""
     from whence import report
 
     alone = result.generation is not None and result.generation.logits_only
     if form == "text":
-        text = report.answer(result, output=output, occurrences=occurrences, width=width())
+        text = report.answer(result, occurrences=occurrences, width=width())
     elif form == "csv":
         text = report.generation_csv(result) if alone else report.table_csv(result)
     elif form == "markdown":
@@ -58,9 +58,49 @@ def said(result: Comparison, form: str, annotations: bool, *, output: str = "", 
     return text + (report.github_annotations(result) if annotations and form != "github" else "")
 
 
-def written(result: Comparison, junit: str | None) -> None:
-    """Write the files that were asked for. Raises StoreFailed."""
-    if junit is not None:
+def put(text: str) -> None:
+    """Put an answer on stdout now: whatever goes wrong with files afterwards, it is there."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def kept(result: Comparison, output: str | None = None) -> None:
+    """Keep a comparison for the commands that are given none. That it cannot be kept is a line on stderr, no failure."""
+    from whence import api
+    from whence.report import plain
+
+    if why := api.keep_latest(result, output):
+        click.echo(f"note: not kept for whence report, trace, repro and locate: {plain.clean(why)}; -o CMP keeps it", err=True)
+
+
+def latest() -> Any:
+    """The last comparison made in this folder, or the folder it lies in; which one is said on stderr. Raises UnreadableRun."""
+    from whence import api
+    from whence.report import plain
+
+    comparison, words = api.latest()
+    click.echo(f"whence: the last comparison here: {plain.clean(words)}", err=True)
+    return comparison
+
+
+def all_of(*jobs: Callable[[], None] | None) -> None:
+    """Do every job, also when one before it fails; then raise the first StoreFailed or OutputExists, saying that the answer stands."""
+    from whence.errors import OutputExists, StoreFailed
+
+    failed: list[StoreFailed | OutputExists] = []
+    for job in jobs:
+        try:
+            if job is not None:
+                job()
+        except (StoreFailed, OutputExists) as error:
+            failed.append(error)
+    if failed:
+        raise type(failed[0])("; ".join(map(str, failed)) + "; the answer above stands") from failed[0]
+
+
+def junit(result: Comparison, file: str | None) -> None:
+    """Write the JUnit file, where one was asked for. Raises StoreFailed."""
+    if file is not None:
         from whence import report
 
-        _files.write(junit, report.junit_xml(result), force=True)
+        _files.write(file, report.junit_xml(result), force=True)

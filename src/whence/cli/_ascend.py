@@ -194,7 +194,7 @@ def _compare(tool: str) -> click.Command:
 def _aclcmp() -> click.Command:
     @click.command("aclcmp", context_settings=_CONTEXT)
     @click.option("--exec", "command", metavar="CMD", help="The command, quoted.")
-    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./whence-cmp, numbered if it exists]")
+    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./aclcmp_report, numbered if it exists]")
     @click.option("--golden-path", "golden", metavar="RUN", help="Labels of the reference, of a run of its own.")
     @click.option("--my-path", "mine", metavar="RUN", help="Labels of the target.")
     @click.option("--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run.")
@@ -203,7 +203,7 @@ def _aclcmp() -> click.Command:
         from whence import api, report
         from whence.cli.compare import CODES
 
-        folder = output or str(api.free_output())
+        folder = output or str(api.free_output("aclcmp_report"))
         if golden and mine and not command:
             _same("ait debug compare aclcmp", f"whence labels {shlex.quote(golden)} {shlex.quote(mine)} -o {shlex.quote(folder)}")
             result: Any = api.compare_labels(golden, mine, output=folder)

@@ -5,7 +5,10 @@
     whence compare runs/ref runs/tgt -o cmp --format json
 
 Exit code: 0 the same, 1 different (a finding that is likely or certain), 2 undecided, 3 unreadable input. --bisect maps
-these to 0, 1 and 125, as `git bisect run` wants them.
+these to 0, 1 and 125, as `git bisect run` wants them. Also 3: what -o, --html or --junit asked for cannot be written; the answer
+stands then.
+
+Without -o nothing is written. The last comparison made in a folder is remembered: `whence report`, `trace`, `repro` and `locate` take it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from whence.cli import _answers, _progress
+from whence.cli import _answers, _files, _progress
 
 if TYPE_CHECKING:
     from whence.results import Comparison
@@ -42,7 +45,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "-o",
     "--output",
     metavar="CMP",
-    help="Folder for summary.json, report.csv, report.json.  [default: ./whence-cmp, numbered if it exists]",
+    help="Folder for summary.json, report.csv, report.json.  [default: nothing is written]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
 @_answers.options("text")
@@ -95,17 +98,33 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
-    folder = output or str(api.free_output())
+    if given["view"] and output is None:
+        raise click.UsageError("--view writes CMP/NAME.csv: name the folder with -o CMP")
+    if output is not None:
+        api.check_output(Path(output), force)
+    _files.check(given["html"], force)
     how = {
-        "output": folder, "force": force, "replay": not given["no_replay"], "strict": given["strict"],
+        "replay": not given["no_replay"], "strict": given["strict"],
         "min_coverage": given["min_coverage"], "tier": given["tier"], "allow": given["allow"], "policy": given["policy"],
         "again": given["again"], "mapping": given["chart"], "match": given["match"], "program": given["program"] or None,
         "third": given["third"], "sample": given["sample"], "budget": given["budget"], "model": given["model"], "view": given["view"],
-        "occurrences": given["occurrences"], "html": given["html"],
+        "occurrences": given["occurrences"],
     }  # fmt: skip
-    result = _watched(reference, target, how) if given["watch"] else _compared(reference, target, how)
-    sys.stdout.write(_answers.said(result, form, given["annotations"], output=str(Path(folder)), occurrences=given["occurrences"]))
-    _answers.written(result, given["junit"])
+    result = _watched(reference, target, output, how) if given["watch"] else _compared(reference, target, how)
+    _answers.put(_answers.said(result, form, given["annotations"], occurrences=given["occurrences"]))
+
+    def written() -> None:
+        if output is not None:
+            api.write(result, Path(output))
+            click.echo(report.written_to(result, output), err=form != "text")
+
+    def page() -> None:
+        if given["html"] is not None:
+            is_there = output is not None and (Path(output) / "report.json").is_file()
+            api.report_html(output if is_there and output is not None else result, given["html"], force=force)
+
+    _answers.all_of(written, lambda: _answers.junit(result, given["junit"]), page)
+    _answers.kept(result, output)
     code = CODES[result.status]
     return 125 if bisect and code == 2 else code
 
@@ -117,8 +136,8 @@ def _compared(reference: str, target: str, how: dict[str, Any]) -> Comparison:
         return api.compare(reference, target, progress=count, **how)
 
 
-def _watched(reference: str, target: str, how: dict[str, Any]) -> Comparison:
-    """The last of the comparisons; of those before it a line on stderr."""
+def _watched(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
+    """The last of the comparisons; those before it are a line on stderr each, and lie in `output` until the next one does."""
     from whence import api, report
     from whence.report.plain import clean, count
 
@@ -129,6 +148,8 @@ def _watched(reference: str, target: str, how: dict[str, Any]) -> Comparison:
             if before is not None:
                 steps = len({(row.rank, row.step) for row in before.rows})
                 click.echo(f"after {count(steps, 'step')}: {before.status}, {clean(report.headline(before))}", err=True)
+                if output is not None:
+                    api.write(before, Path(output))
             before = result
     finally:
         close()

@@ -10,7 +10,6 @@ Of two runs, labels that name no side are the first one's reference and the seco
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ from whence.cli.compare import CODES
     "-o",
     "--output",
     metavar="CMP",
-    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: ./whence-cmp, numbered if it exists]",
+    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: nothing is written]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
@@ -33,8 +32,18 @@ from whence.cli.compare import CODES
 def command(run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool) -> int:
     """Words -> `api.compare_labels` -> report -> exit code."""
     from whence import api, report
+    from whence.cli import _answers
 
-    folder = output or str(api.free_output())
-    result = api.compare_labels(run, target, output=folder, force=force, strict=strict)
-    sys.stdout.write(report.summary(result) if form == "json" else report.labels_answer(result, str(Path(folder))))
+    if output is not None:
+        api.check_output(Path(output), force)
+    result, rows = api.labels_compared(run, target, strict=strict)
+    _answers.put(report.summary(result) if form == "json" else report.answer(result))
+
+    def written() -> None:
+        if output is not None:
+            api.write_labels(result, rows, Path(output))
+            click.echo(report.labels_written_to(result, output), err=form != "text")
+
+    _answers.all_of(written)
+    _answers.kept(result, output)
     return CODES[result.status]

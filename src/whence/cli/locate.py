@@ -4,6 +4,7 @@
     whence locate runs/ref -- python infer.py --dtype bf16
     whence locate runs/ref runs/tgt                       runs again what made TGT
     whence locate cmp                                     the same, of a comparison
+    whence locate                                         the same, of the last comparison made in this folder
     whence locate cmp --patch layers.3.mlp --patch layers.7
     whence locate cmp --search                            no finding: bisects the calls
 
@@ -18,11 +19,12 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _answers
 from whence.cli._progress import WithCommand, teller
 
 
 @click.command("locate", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS]", epilog="A command stands after --.")
-@click.argument("reference", metavar="REF|CMP")
+@click.argument("reference", metavar="[REF|CMP]", required=False)
 @click.argument("target", metavar="[TGT]", required=False)
 @click.option("--patch", multiple=True, metavar="CALL", help="Patch this call (repeatable, one on top of the other).")
 @click.option("--search", is_flag=True, help="Find the call at which half of the squared error has arisen, by bisection.")
@@ -32,7 +34,7 @@ from whence.cli._progress import WithCommand, teller
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
 @click.pass_context
 def command(
-    ctx: click.Context, reference: str, target: str | None, patch: tuple[str, ...], search: bool, most: int, seed: int | None,
+    ctx: click.Context, reference: str | None, target: str | None, patch: tuple[str, ...], search: bool, most: int, seed: int | None,
     keep: str | None, form: str,
 ) -> int:  # fmt: skip
     """Words -> `api.locate` -> report -> exit code."""
@@ -41,10 +43,11 @@ def command(
     from whence import api, report
     from whence.cli.compare import CODES
 
+    taken = _answers.latest() if reference is None else reference
     say, wipe = teller()
     try:
         result = api.locate(
-            reference, target, command=ctx.meta.get("whence.command"), patch=patch, search=search, most=most, seed=seed, keep=keep, tell=say
+            taken, target, command=ctx.meta.get("whence.command"), patch=patch, search=search, most=most, seed=seed, keep=keep, tell=say
         )
     finally:
         wipe()

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from whence.cli import _files
+from whence.cli import _answers, _files
 
 _CODES = {"same": 0, "different": 1, "undecided": 2}
 
@@ -41,16 +42,19 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     from whence import api, report
     from whence.report.plain import clean
 
-    click.echo(f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe", err=True)
+    click.echo(f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe -o CMP", err=True)
     result = api.compare(golden, target, view="msprobe")
     by_rank: dict[int, list[Any]] = {}
     for row in result.views["msprobe"]:
         side = row.target or row.reference
         by_rank.setdefault(side.rank if side is not None else 0, []).append(row)
     folder, stamp = Path(output), time.strftime("%Y%m%d%H%M%S")
-    folder.mkdir(parents=True, exist_ok=True)
+    _answers.put(report.answer(result))
+    jobs = []
     for rank, rows in sorted(by_rank.items()):
         whose = "" if Path(target).is_file() else f"rank{rank}_"
-        _files.write(folder / f"compare_result_{whose}{stamp}.csv", report.view_csv("msprobe", rows), force=False)
-    click.echo(report.answer(result) + f"written to {clean(output)}\n", nl=False)
+        table = report.view_csv("msprobe", rows)
+        jobs.append(partial(_files.write, folder / f"compare_result_{whose}{stamp}.csv", table, force=False))
+    _answers.all_of(*jobs)
+    click.echo(f"written to {clean(output)}")
     return _CODES[result.status]

@@ -7,8 +7,9 @@
     whence report cmp --plots plots
     whence report cmp --format markdown --junit whence.xml
 
-CMP is a folder that `whence compare -o CMP` wrote, or what `whence tokens --format json` printed. The page is one file and loads nothing;
-it is opened in any browser. Where the two runs still lie where they were, tensors of the findings and of what lies beside them are looked
+CMP is a folder that `whence compare -o CMP` wrote, or what `whence tokens --format json` printed; without it, the last comparison that was
+made in this folder. The page is one file and loads nothing; it is opened in any browser.
+Where the two runs still lie where they were, tensors of the findings and of what lies beside them are looked
 at closely; where they do not, the page says what is missing. With --plots, --format, --annotations or --junit the page is written only when
 -o asks for it.
 
@@ -17,7 +18,6 @@ Exit code: 0 when it was written, 3 when there is no such comparison.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from whence.cli import _answers, _progress
 
 
 @click.command("report", help=__doc__)
-@click.argument("comparison", metavar="CMP")
-@click.option("-o", "--output", metavar="FILE", help="The page.  [default: CMP/report.html]")
+@click.argument("comparison", metavar="[CMP]", required=False)
+@click.option("-o", "--output", metavar="FILE", help="The page.  [default: CMP/report.html, without CMP ./report.html]")
 @click.option(
     "--details", type=click.IntRange(0), default=40, show_default=True, help="Calls whose tensors are looked at closely; 0: none."
 )
@@ -37,7 +37,7 @@ from whence.cli import _answers, _progress
 @_answers.options(None)
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(
-    comparison: str, output: str | None, form: str | None, annotations: bool, junit: str | None, plots: str | None, details: int,
+    comparison: str | None, output: str | None, form: str | None, annotations: bool, junit: str | None, plots: str | None, details: int,
     tokens: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Words -> `api.report_html`, `api.plots`, `api.load_comparison` -> report -> exit code."""
@@ -45,23 +45,24 @@ def command(
     from whence.report import plain
 
     _answers.check(form, annotations, junit, force)
-    place = Path(comparison)
+    taken = _answers.latest() if comparison is None else comparison
     told = form is not None or annotations
     if told or junit is not None:
-        result = api.load_comparison(place)
-        sys.stdout.write(_answers.said(result, form or "github", annotations) if told else "")
-        _answers.written(result, junit)
+        result = api.load_comparison(taken) if isinstance(taken, str) else taken
+        _answers.put(_answers.said(result, form or "github", annotations) if told else "")
+        _answers.junit(result, junit)
     elif plots is None and output is None:
+        place = Path(taken) if isinstance(taken, str) else Path()
         output = str(place / "report.html" if place.is_dir() else place.with_suffix(".html"))
     count, close = _progress.bar()
     how: dict[str, Any] = {"details": details, "force": force, **({"progress": count} if count is not None else {})}
     lines = []
     try:
         if plots is not None:
-            files = api.plots(comparison, plots, tell=lambda text: click.echo(f"note: {plain.clean(text)}", err=True), **how)
+            files = api.plots(taken, plots, tell=lambda text: click.echo(f"note: {plain.clean(text)}", err=True), **how)
             lines.append(f"written to {plain.clean(plots)}: {plain.count(len(files), 'file')}")
         if output is not None:
-            written = api.report_html(comparison, output, tokens=tokens, **how)
+            written = api.report_html(taken, output, tokens=tokens, **how)
             lines.append(f"written to {plain.clean(written)}: {plain.size(written.stat().st_size)}")
     finally:
         close()

@@ -2,6 +2,7 @@
 
 \b
     whence repro cmp -o repro
+    whence repro -o repro                       of the last comparison made in this folder
     whence repro cmp --finding 2 -o repro2
     python repro/repro.py                       as the target ran: fails
     python repro/repro.py --side reference      as the reference ran: passes
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _answers
 from whence.cli._progress import teller
 
 
 @click.command("repro", help=__doc__)
-@click.argument("comparison", metavar="CMP")
+@click.argument("comparison", metavar="[CMP]", required=False)
 @click.option("-o", "--output", required=True, metavar="DIR", help="Folder for repro.py and repro.safetensors.")
 @click.option("--finding", type=click.IntRange(1), default=1, show_default=True, help="Which finding, as whence compare lists them.")
 @click.option("--force", is_flag=True, help="Write into a folder that holds files.")
@@ -28,15 +30,16 @@ from whence.cli._progress import teller
     "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, where no program of the call was recorded; it is run."
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
-def command(comparison: str, output: str, finding: int, force: bool, no_run: bool, model: str | None, form: str) -> int:
+def command(comparison: str | None, output: str, finding: int, force: bool, no_run: bool, model: str | None, form: str) -> int:
     """Words -> `api.repro` -> report -> exit code."""
     import msgspec
 
     from whence import api, report
 
+    taken = _answers.latest() if comparison is None else comparison
     say, wipe = teller()
     try:
-        made = api.repro(comparison, output, finding=finding, force=force, run=not no_run, model=model, tell=say)
+        made = api.repro(taken, output, finding=finding, force=force, run=not no_run, model=model, tell=say)
     finally:
         wipe()
     if form == "json":

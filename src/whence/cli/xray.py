@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from whence.cli import _files
+from whence.cli import _answers, _files
 
 _MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
 _CODES = {"same": 0, "different": 1, "undecided": 2}
@@ -60,11 +60,12 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
         raise click.UsageError(f"--golden {golden}: {bench} or {target}")
     if golden == target:
         bench, target = target, bench
-    _same_as(f"whence compare {bench} {target} --view torch_xray   (Bench, the reference: {bench}; Target: {target})")
+    _same_as(f"whence compare {bench} {target} --view torch_xray -o CMP   (Bench, the reference: {bench}; Target: {target})")
     _files.check(Path(output), force)
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
-    _files.write(Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force)
-    click.echo(report.answer(result) + f"written to {report.plain.clean(output)}\n", nl=False)
+    _answers.put(report.answer(result))
+    _answers.all_of(lambda: _files.write(Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force))
+    click.echo(f"written to {report.plain.clean(output)}")
     return _CODES[result.status]
 
 

@@ -17,12 +17,12 @@ import fnmatch
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whence import configs
 from whence.errors import UsageError
 
 KINDS = ("quantisation", "tf32", "fast-gelu", "fused-rounding", "skip-masked-rows", "tolerance")
@@ -165,18 +165,10 @@ def load(path: str | os.PathLike[str]) -> Policy:
         text = place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"policy {place} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if suffix == ".toml":
-        try:
-            data: Any = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"policy {place} is not TOML: {error}") from error
-    else:
-        import yaml
-
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"policy {place} is not YAML: {error}") from error
+    try:
+        data = configs.toml_value(text) if suffix == ".toml" else configs.yaml_value(text)
+    except configs.NotConfig as error:
+        raise UsageError(f"policy {place}: {error}") from error
     return parse(data, path=str(place))
 
 

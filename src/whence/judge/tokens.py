@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from whence import configs
 from whence.errors import UsageError
 from whence.results import OutputMatch
 
@@ -144,15 +144,13 @@ def _read(path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if suffix not in (".toml", ".yaml", ".yml"):
         raise UsageError(f"thresholds {path}: written as TOML or YAML, so it ends in .toml, .yaml or .yml")
-    import yaml
-
     try:
         text = path.read_text(encoding="utf-8-sig")
-        data = tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
+        data = configs.toml_value(text) if suffix == ".toml" else configs.yaml_value(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"thresholds {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"thresholds {path} is not {'TOML' if suffix == '.toml' else 'YAML'}: {error}") from error
+    except configs.NotConfig as error:
+        raise UsageError(f"thresholds {path}: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"thresholds {path}: a table with `full`, `half`, `models`, not {type(data).__name__}")
     return data

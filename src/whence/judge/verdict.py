@@ -1,13 +1,13 @@
 """One verdict per region, from whatever evidence there is: exact level, then replay, then two dumps."""
 
-import msgspec
-
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from whence.judge import words
 from whence.judge.growth import Error, Growth, grow

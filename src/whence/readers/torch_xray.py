@@ -8,8 +8,7 @@ such name is an output of its own. Nothing outside the file is read: external li
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +16,9 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.building import WIDER, Building
-from whence.readers.parts import carded, limits, nesting
+from whence.readers.parts import carded, hdf5, limits, nesting
 from whence.readers.place import Place
 from whence.records import Run
 
@@ -33,11 +32,8 @@ _KEY = re.compile(
     r"(?P<kind>params|input|output|kwargs)(?:\.(?P<slot>.*))?"
 )
 _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
-_LEVELS = 3  # of groups below a step: modules
 _NAME = 4096
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}  # those that HDF5 and h5py bring along
-_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)  # what h5py raises for a damaged file
-_DEFLATE_RATIO = 1032  # the most that gzip packs
 
 
 def sniff(place: Place) -> bool:
@@ -48,10 +44,7 @@ def sniff(place: Place) -> bool:
 
 def open_run(place: Place) -> Run:
     """The index now, elements when asked. Needs h5py."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingDependency('h5py is needed to read it: pip install "whence[h5]"') from error
+    worker = hdf5.Worker()
     building = Building(place.path, "torch_xray")
     files = [name for name in place.names if _FILE.search(name)] if place.is_folder else [place.path.name]
     ranks: dict[int, str] = {}
@@ -62,14 +55,12 @@ def open_run(place: Place) -> Run:
             raise UnreadableRun(f"{ranks[rank]} and {name} are both rank {rank}; give one of the files, or keep each run in its own folder")
         ranks[rank] = name
     for rank, name in sorted(ranks.items()):
-        path = place.inside(name)
         try:
-            with h5py.File(path, "r", locking=False) as file:
-                _add(building, file, path, name, rank)
-        except _DAMAGE as error:
+            _add(building, worker, place.inside(name), name, rank)
+        except (UnreadableRun, OSError) as error:
             if len(ranks) == 1:
-                raise UnreadableRun(f"{name} is damaged: {_short(error)}; copy or dump it again") from error
-            building.note("error", f"{name} is damaged and left out: {_short(error)}")
+                raise UnreadableRun(f"{name} is damaged: {error}; copy or dump it again") from error
+            building.note("error", f"{name} is damaged and left out: {error}")
     return building.run()
 
 
@@ -83,44 +74,59 @@ class _Call(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A dataset: where it lies, and what its name says."""
+    """A dataset: where it lies, what its name says, and what the file says of it (None when it is damaged, and why)."""
 
     path: str
     call: _Call
     kind: str
     name: str
+    told: dict[str, Any] | None
+    why: str = ""
 
 
-def _add(building: Building, file: Any, path: Path, name: str, rank: int) -> None:
+def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: int) -> None:
     """All steps of one file."""
-    import h5py
+    steps: dict[int | None, list[_Tensor]] = {}
+    step: int | None = None
+    for message in worker.index(path):
+        if "note" in message:
+            building.note("error", f"{name}: {message['note']}")
+        elif "step" in message:
+            step = message["step"]
+        elif "damaged" in message:
+            steps.setdefault(step, []).append(_named(message["damaged"], message["shown"], None, message["why"]))
+        else:
+            steps.setdefault(step, []).append(_named(message["path"], message["shown"], message["tensor"]))
+    first = 0 if 0 in steps else 1  # the tool counts from 1
+    file = _File(worker, path, name, path.stat().st_size)
+    for number, tensors in steps.items():
+        _step(building, file, tensors, rank, 0 if number is None else number - first)
 
-    steps = [key for key in _members(file) if key.isdigit() and len(key) < 10 and isinstance(file.get(key, getlink=True), h5py.HardLink)]
-    steps = [key for key in steps if isinstance(file[key], h5py.Group)]
-    first = 0 if "0" in steps else 1  # the tool counts from 1
-    for key in sorted(steps, key=int):
-        _step(building, file, list(_tensors(building, file[key], name)), path, name, rank, int(key) - first)
-    rest = list(_tensors(building, file, name, skip=steps))
-    if rest:
-        _step(building, file, rest, path, name, rank, 0)
+
+class _File(NamedTuple):
+    """A file that tensors are read from. name: as the dump calls it. size: in bytes."""
+
+    worker: hdf5.Worker
+    path: Path
+    name: str
+    size: int
 
 
-def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, name: str, rank: int, step: int) -> None:
+def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, step: int) -> None:
     """One group. Tensors with one prefix are a call; calls stand in the order in which they ended."""
-    size = path.stat().st_size
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
     unsaid: set[_Call] = set()
     told = carded.Told()
-    for one in tensors:
+    for tensor in tensors:
         try:
-            dataset = file[one.path]
-            record = _record(building, dataset, path, name, size)
-            if not _said(dataset) and dataset.dtype.kind == "f":
-                unsaid.add(one.call)
-            told.add(dataset.attrs.get("whence"), record)
-        except _DAMAGE as error:
-            record = building.tensor("unknown", (), why=f"{one.path} is damaged: {_short(error)}", file=name)
-        calls.setdefault(one.call, {}).setdefault(one.kind, {})[one.name] = record
+            record = _record(building, file, tensor)
+        except UnreadableRun as error:
+            record = building.tensor("unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name)
+        if tensor.told is not None:
+            if not tensor.told["dtype"] and tensor.told["kind"] == "f":
+                unsaid.add(tensor.call)
+            told.add(tensor.told["whence"], record)
+        calls.setdefault(tensor.call, {}).setdefault(tensor.kind, {})[tensor.name] = record
     if told.of == len(tensors):
         told.build(building, rank=rank, step=step)
         return
@@ -138,167 +144,107 @@ def _step(building: Building, file: Any, tensors: list[_Tensor], path: Path, nam
             )  # fmt: skip
 
 
-def _members(group: Any) -> list[str]:
-    """Names in a group in the order in which they were made; by where they lie in the file where it does not keep that order."""
-    from h5py import h5, h5p
-
-    names: list[bytes] = []
-    if group.id.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_TRACKED:
-        group.id.links.iterate(names.append, idx_type=h5.INDEX_CRT_ORDER)
-        return [_text(name) for name in names]
-    links = group.id.links
-    links.iterate(names.append)
-    return [_text(name) for name in sorted(names, key=lambda name: (links.get_info(name).type, links.get_info(name).u))]
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _tensors(
-    building: Building, group: Any, where: str, skip: Container[str] = (), above: tuple[str, ...] = (), seen: set[int] | None = None
-) -> Iterator[_Tensor]:
-    """Datasets below a group, in order. What leads outside the file, or back to a group that was read, is not followed, and said."""
-    import h5py
-
-    seen = set() if seen is None else seen
-    seen.add(h5py.h5o.get_info(group.id).addr)
-    for name in _members(group):
-        if name in skip:
-            continue
-        what = f"{where}: {group.name.rstrip('/')}/{name}"
-        try:
-            link = group.get(name, getlink=True)
-            if isinstance(link, h5py.ExternalLink):
-                building.note("error", f"{what} leads to another file ({link.filename}); it is not followed")
-                continue
-            found = group[name]
-        except _DAMAGE as error:
-            building.note("error", f"{what} cannot be opened: {_short(error)}")
-            continue
-        if isinstance(found, h5py.Dataset):
-            yield _named(found.name, ".".join((*above, name)))
-        elif isinstance(found, h5py.Group) and len(above) < _LEVELS and h5py.h5o.get_info(found.id).addr not in seen:
-            yield from _tensors(building, found, where, above=(*above, name), seen=seen)
-        elif isinstance(found, h5py.Group):
-            building.note("error", f"{what} is nested too deep, or was read under another name; what is in it is left out")
-
-
-def _named(path: str, shown: str) -> _Tensor:
+def _named(path: str, shown: str, told: dict[str, Any] | None, why: str = "") -> _Tensor:
     name = shown.replace("%2F", "/").replace("%2f", "/")
     found = _KEY.fullmatch(name) if len(name) <= _NAME else None
     if found is None:
-        return _Tensor(path, _Call(name, "", "", "forward"), "output", "0")
+        return _Tensor(path, _Call(name, "", "", "forward"), "output", "0", told, why)
     scope, cls, number = found["path"] or "", found["cls"], found["n"] or ""
     if cls.islower():  # a name without the class
         scope, cls, number = ".".join(part for part in (scope, cls, number) if part), "", ""
-    return _Tensor(path, _Call(scope, cls, number, found["phase"]), _SLOTS[found["kind"]], found["slot"] or "0")
+    return _Tensor(path, _Call(scope, cls, number, found["phase"]), _SLOTS[found["kind"]], found["slot"] or "0", told, why)
 
 
-def _record(building: Building, dataset: Any, path: Path, name: str, size: int) -> int:
-    """The tensor in a dataset: its dtype from the attribute, its elements when asked."""
-    shape, stored, where = dataset.shape, dataset.dtype, f"{name},{dataset.name}"
-    said = _said(dataset)
-    if shape is None:
+def _record(building: Building, file: _File, tensor: _Tensor) -> int:
+    """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises UnreadableRun."""
+    told, where = tensor.told, f"{file.name},{tensor.path}"
+    if told is None:
+        raise UnreadableRun(tensor.why)
+    said = told["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
+    if told["shape"] is None:
         return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where)
-    dtype, why = _dtype(stored, said)
-    shape = limits.extents(tuple(map(int, shape)), dataset.name)
-    why = why or _unsafe(dataset, shape, size)
-    if why:
+    stored = _stored(told)
+    dtype, why = _dtype(stored, said, told["words"])
+    shape = limits.extents(told["shape"], tensor.path)
+    nbytes = limits.count(shape) * told["itemsize"]
+    why = why or _unsafe(told, nbytes, file.size)
+    if why or stored is None:
         return building.tensor(dtype, shape, why=why, file=where)
-    return building.tensor(dtype, shape, _load(dataset, path, dtype), file=where)
+    return building.tensor(dtype, shape, _load(told, stored, shape, file, tensor.path, dtype), file=where)
 
 
-def _said(dataset: Any) -> str:
-    """The dtype that the attribute names, "" when there is none."""
-    try:
-        said = dataset.attrs.get("dtype", "")
-    except _DAMAGE:
-        return ""
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-    return text.removeprefix("torch.").removeprefix("paddle.")[:64]
+def _stored(told: dict[str, Any]) -> np.dtype[Any] | None:
+    """What numpy calls the stored elements, structures as raw bytes; None where they are no numbers."""
+    if told["kind"] == "O":
+        return None
+    if told["kind"] == "V":
+        return np.dtype(f"V{told['itemsize']}")
+    known = dtypes.DTYPES.get(told["type"])
+    return known.numpy if known is not None else np.dtype(told["type"])
 
 
-def _dtype(stored: np.dtype[Any], said: str) -> tuple[str, str]:
-    """(whence's name of the tensor's dtype, why its elements cannot be read or "")."""
+def _dtype(stored: np.dtype[Any] | None, said: str, words: str) -> tuple[str, str]:
+    """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the file calls the stored dtype."""
     plain = dtypes.DTYPES.get(said)
-    held = next((d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), "")
+    held = "" if stored is None else next((d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), "")
     if plain is None and said:
         return said, f"dtype {said} is not known to whence"
     if plain is None:
-        return (held, "") if held else (f"{stored}", f"stored as {stored} without an attribute that says which dtype this is")
+        return (held, "") if held else (words, f"stored as {words} without an attribute that says which dtype this is")
     if held == said or (held == "float32" and plain.is_floating and plain.bits < 32) or (held == "float64" and plain.is_floating):
         return said, ""
-    if stored.itemsize == plain.itemsize and (stored.kind in "uiV" or stored.names):
+    if stored is not None and stored.itemsize == plain.itemsize and stored.kind in "uiV":
         return said, ""  # the bits themselves
-    return said, f"stored as {stored}, which cannot hold {said}"
+    return said, f"stored as {words}, which cannot hold {said}"
 
 
-def _unsafe(dataset: Any, shape: tuple[int, ...], size: int) -> str:
-    """Why the elements must not be read, "" when they may."""
-    from h5py import h5d
-
-    plan = dataset.id.get_create_plist()
-    if plan.get_external_count():
-        return f"its elements lie in another file ({plan.get_external(0)[0]!r}), which is not read"
-    layout = plan.get_layout()
-    if layout == h5d.VIRTUAL:
+def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
+    """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the file."""
+    if told["external"]:
+        return f"its elements lie in another file ({told['external']!r}), which is not read"
+    if told["layout"] == "virtual":
         return "it is put together from other files (a virtual dataset), which are not read"
-    nbytes, there = limits.count(shape) * dataset.dtype.itemsize, dataset.id.get_storage_size()
-    if layout == h5d.CONTIGUOUS and nbytes:
-        at = dataset.id.get_offset()
-        if at is None or at + nbytes > size:
-            return f"its {nbytes} bytes are not in the file of {size} bytes, which was cut or damaged"
+    at, there = told["at"], told["storage"]
     if there > size:
         return f"it says that it takes {there} bytes of a file of {size}"
-    filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
-    unknown = [f"{code} {_text(name)}".strip() for code, _, _, name in filters if code not in _FILTERS]
+    unknown = [f"{code} {name}".strip() for code, name in told["filters"] if code not in _FILTERS]
     if unknown:
         return f"it is packed with HDF5 filter {', '.join(unknown)}, a plug-in that whence does not load; write it without, or with gzip"
-    if layout == h5d.CHUNKED:
+    if nbytes and not there and told.get("fill") is None:
+        return "it was never written, and the file does not say what stands in its place"
+    stored = nbytes // told["itemsize"] * told["width"] if nbytes else 0
+    if nbytes and there and told["layout"] == "contiguous" and (at is None or at + stored > size):
+        return f"its {stored} bytes are not in the file of {size} bytes, which was cut or damaged"
+    if told["layout"] == "chunked" or not there:
+        chunk = limits.count(tuple(told["chunks"] or ())) * told["itemsize"] if there else 0
         try:
-            limits.unpacked(max(nbytes, limits.count(dataset.chunks) * dataset.dtype.itemsize), there, "it")
+            limits.unpacked(max(nbytes, chunk), there, "it")
         except UnreadableRun as error:
             return str(error)
-        if any(code == 1 for code, *_ in filters):
-            return _inflating(dataset, there)
     return ""
 
 
-def _inflating(dataset: Any, there: int) -> str:
-    """Why chunks packed with gzip must not be unpacked: HDF5 itself unpacks a chunk to whatever size it has, not to that of the dataset."""
-    if there * _DEFLATE_RATIO <= limits.ZIP_FLOOR:
-        return ""
-    most = limits.count(dataset.chunks) * dataset.dtype.itemsize + (1 << 16)  # checksums
-    for i in range(dataset.id.get_num_chunks()):
-        chunk = dataset.id.get_chunk_info(i)
-        if chunk.size * _DEFLATE_RATIO <= limits.ZIP_FLOOR:
-            continue
-        mask, packed = dataset.id.read_direct_chunk(chunk.chunk_offset)
-        inflate = zlib.decompressobj()
-        inflate.decompress(packed, most)
-        if not mask and inflate.unconsumed_tail:
-            return f"chunk {i} unpacks to more than the {most} bytes that it should have"
-    return ""
+def _load(
+    told: dict[str, Any], stored: np.dtype[Any], shape: tuple[int, ...], file: _File, name: str, dtype: str
+) -> Callable[[], Array]:  # fmt: skip
+    """Elements of a dataset: mapped where they lie as they are, else unpacked; of one that was never written, its fill value."""
+    count = limits.count(shape)
 
+    def filled() -> Array:
+        element = np.frombuffer(bytes.fromhex(told["fill"]), stored)
+        return _as(np.full(shape, element[0], stored), dtype)
 
-def _load(dataset: Any, path: Path, dtype: str) -> Callable[[], Array]:
-    """Elements of a dataset: mapped where they lie as they are, else unpacked."""
-    name, shape, stored = dataset.name, dataset.shape, dataset.dtype
-    at = dataset.id.get_offset()
-    mapped = at is not None and not stored.hasobject and stored.names is None and dataset.size
+    def mapped() -> Array:
+        kind = stored if stored.kind != "b" else np.dtype(np.uint8)
+        return _as(np.asarray(np.memmap(file.path, kind, "r", offset=told["at"], shape=shape)), dtype)
 
-    def load() -> Array:
-        import h5py
+    def unpacked() -> Array:
+        data = file.worker.read(file.path, name, count * stored.itemsize)
+        return _as(data.view(stored).reshape(shape), dtype)
 
-        if mapped:
-            kind = stored if stored.kind != "b" else np.dtype(np.uint8)
-            flat = np.memmap(path, kind, "r", offset=at, shape=shape)
-            return _as(np.asarray(flat), dtype)
-        with h5py.File(path, "r", locking=False) as file:
-            return _as(np.asarray(file[name][()]), dtype)
-
-    return load
+    if count and "fill" in told:
+        return filled
+    return mapped if count and told["at"] is not None and told["plain"] else unpacked
 
 
 def _as(array: Array, dtype: str) -> Array:
@@ -316,7 +262,3 @@ def _as(array: Array, dtype: str) -> Array:
         return cast
     bits = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "ui" else array
     return np.ascontiguousarray(bits).view(want).reshape(array.shape)
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

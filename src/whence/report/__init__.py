@@ -7,7 +7,7 @@ from whence.report.files import everything_json, summary, summary_data, table_cs
 from whence.report.generation import generation_csv
 from whence.report.github import github_annotations
 from whence.report.junit import junit_xml
-from whence.report.labels import labels_answer, labels_csv
+from whence.report.labels import labels_answer, labels_csv, labels_written_to
 from whence.report.laddering import rungs
 from whence.report.locating import location
 from whence.report.markdown import markdown
@@ -15,7 +15,7 @@ from whence.report.operators import operators
 from whence.report.planning import plan_json, plan_map, plan_text
 from whence.report.reproducing import reproduction
 from whence.report.tested import tested_csv, tested_text, written
-from whence.report.text import answer, headline
+from whence.report.text import answer, headline, written_to
 from whence.report.tokens import tokens_csv, tokens_json, tokens_text
 from whence.report.tracing import origin_json, origin_text
 from whence.report.views import names as views
@@ -25,7 +25,7 @@ from whence.report.xray import xray_summary
 
 __all__ = [
     "answer", "checkup", "converted", "disparity", "everything_json", "generation_csv", "github_annotations", "headline", "junit_xml",
-    "labels_answer", "labels_csv", "location", "markdown", "operators", "origin_json", "origin_text", "plan_json", "plan_map",
-    "plan_text", "reproduction", "rungs", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv",
-    "tokens_json", "tokens_text", "view_csv", "views", "weights_map", "written", "xray_summary",
+    "labels_answer", "labels_csv", "labels_written_to", "location", "markdown", "operators", "origin_json", "origin_text", "plan_json",
+    "plan_map", "plan_text", "reproduction", "rungs", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv",
+    "tokens_json", "tokens_text", "view_csv", "views", "weights_map", "written", "written_to", "xray_summary",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 
-from whence.report.text import answer
+from whence.report.text import answer, written_to
 from whence.report.views.aclcmp import COLUMNS
 from whence.report.views.cells import either, guarded
 from whence.results import Comparison, ViewRow
@@ -16,7 +16,12 @@ FILE = "cmp_report.csv"
 
 def labels_answer(result: Comparison, output: str) -> str:
     """The answer as text, with the table of labels among the files of `output`."""
-    return answer(result, output=output).rstrip("\n") + f", {FILE} (a row for every label)\n"
+    return answer(result) + labels_written_to(result, output) + "\n"
+
+
+def labels_written_to(result: Comparison, output: str) -> str:
+    """The line that says where the files of a comparison of labels lie."""
+    return f"{written_to(result, output)}, {FILE} (a row for every label)"
 
 
 def labels_csv(rows: Iterable[ViewRow]) -> str:

@@ -54,9 +54,14 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False, w
     for note in (*result.environment[:6], *notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
-        tokens = ", generation.csv" if result.generation is not None else ""
-        lines.append(f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}")
+        lines.append(written_to(result, output))
     return folded("\n".join(lines), width, LEFT) + "\n"
+
+
+def written_to(result: Comparison, output: str) -> str:
+    """The line that says where the files of a comparison lie."""
+    tokens = ", generation.csv" if result.generation is not None else ""
+    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}"
 
 
 def headline(result: Comparison) -> str:

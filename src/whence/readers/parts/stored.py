@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ class File:
     def entries(self) -> dict[str, zipfile.ZipInfo]:
         """What a zip archive holds, by name, in its order. Raises UnreadableRun."""
         try:
-            with zipfile.ZipFile(self._open()) as archive:
+            with self._open() as file, zipfile.ZipFile(file) as archive:
                 return {info.filename: info for info in archive.infolist()}
         except Exception as error:  # whatever a damaged directory does to zipfile
             raise UnreadableRun(f"{self.name} is a damaged zip archive: {error}") from error
@@ -69,18 +70,24 @@ class File:
         if info.compress_type == zipfile.ZIP_STORED:
             if info.compress_size != info.file_size:
                 raise ElementsMissing(f"{what} is stored with two sizes")
-            head = bytes(self.part(info.header_offset, 30))
-            if head[:4] != b"PK\x03\x04":
-                raise ElementsMissing(f"{what} does not lie where the archive says")
-            start = info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-            return self.part(start, info.file_size if nbytes is None else min(nbytes, info.file_size))
+            return self.part(self._start(info, what), info.file_size if nbytes is None else min(nbytes, info.file_size))
         try:
             if nbytes is None:
                 limits.unpacked(info.file_size, min(info.compress_size, self.size), what)
-            with zipfile.ZipFile(self._open()) as archive, archive.open(info) as packed:
-                return np.frombuffer(packed.read(info.file_size if nbytes is None else nbytes), np.uint8)
+            with self._open() as file:
+                file.seek(self._start(info, what))
+                # zipfile.ZipFile would read the whole directory again for each of its entries.
+                with zipfile.ZipExtFile(file, "r", info) as packed:
+                    return np.frombuffer(packed.read(info.file_size if nbytes is None else nbytes), np.uint8)
         except Exception as error:  # a damaged entry costs what is in it
             raise ElementsMissing(f"{what} cannot be unpacked: {error}") from error
 
-    def _open(self) -> io.BytesIO | Path:
-        return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
+    def _start(self, info: zipfile.ZipInfo, what: str) -> int:
+        """Where the bytes of an entry begin, behind its own header. Raises ElementsMissing."""
+        head = bytes(self.part(info.header_offset, 30))
+        if head[:4] != b"PK\x03\x04":
+            raise ElementsMissing(f"{what} does not lie where the archive says")
+        return info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+
+    def _open(self) -> IO[bytes]:
+        return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")

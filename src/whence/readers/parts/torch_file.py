@@ -9,6 +9,7 @@ the documentation of pickletools.
 from __future__ import annotations
 
 import pickletools
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +25,23 @@ from whence.readers.parts import limits
 from whence.readers.parts.stored import Bytes, File
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-_LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
+# The magic number as a pickle of its own, with the protocols 2 and 3, and with a frame around it (4 and 5).
+_LEGACY = re.compile(rb"\x80(?:[\x02\x03]|[\x04\x05]\x95.{8})\x8a\x0a" + re.escape(_MAGIC.to_bytes(10, "little")) + rb"\.", re.DOTALL)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _LINE_BYTES = 1 << 16  # of a name in a pickle
 _VISITS = 300_000  # nodes of one tree; containers may share parts, so that a small file holds an endless tree
 _STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Short": "int16",
     "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8",
 }  # fmt: skip
+# Those of quantised tensors, which are no tensors here: (what they are called, bytes of an element in the file).
+_QUANTISED = {
+    "QInt8": ("qint8", 1),
+    "QUInt8": ("quint8", 1),
+    "QInt32": ("qint32", 4),
+    "QUInt4x2": ("quint4x2", 1),
+    "QUInt2x4": ("quint2x4", 1),
+}
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 _FLAT = (str, int, float, bool, bytes, type(None))
 
@@ -114,7 +125,12 @@ class TorchTensor:
 
 def recognised(head: bytes) -> bool:
     """Do these first bytes (a few hundred) start a file of torch.save?"""
-    return head.startswith(_LEGACY) or (head.startswith(b"PK\x03\x04") and b"data.pkl" in head[:4096]) or _is_tar(head)
+    return bool(_LEGACY.match(head)) or (head.startswith(b"PK\x03\x04") and b"data.pkl" in head[:4096]) or _is_tar(head)
+
+
+def is_pickle(head: bytes) -> bool:
+    """Do these first bytes start a pickle of protocol 2 or later? Many things are pickles: only a name tells that this one is ours."""
+    return bool(_PICKLE.match(head))
 
 
 def load(source: Path | bytes, name: str = "") -> Any:
@@ -128,7 +144,7 @@ def load(source: Path | bytes, name: str = "") -> Any:
     try:
         if head.startswith(b"PK"):
             return _from_zip(file)
-        if head.startswith(_LEGACY):
+        if _LEGACY.match(head):
             return _from_sequence(file)
         if _is_tar(head):
             raise UnreadableRun(
@@ -212,7 +228,7 @@ def _from_zip(file: File) -> Any:
                 raise ElementsMissing(f"{file.name} has no storage {key!r}")
             return file.entry(found)
 
-        return Storage(key, _storage_dtype(kind), read, is_big)
+        return Storage(key, _storage_dtype(kind)[0], read, is_big)
 
     return _Machine(File(bytes(pickled), f"{file.name}: data.pkl"), file.name, storage).run(0)[0]
 
@@ -226,8 +242,7 @@ def _from_sequence(file: File) -> Any:
         if pid[0] == "module":  # a class, with its source; what is left is its name
             return pid[1]
         _, kind, key, _, _, *rest = pid
-        key, dtype = _name(key), _storage_dtype(kind)
-        size = dtypes.named(dtype).itemsize
+        key, (dtype, size) = _name(key), _storage_dtype(kind)
         view = rest[0] if rest else None
         begin, count = (0, None) if view is None else (int(view[1]) * size, int(view[2]) * size)
         sizes[key] = size
@@ -250,7 +265,7 @@ def _from_sequence(file: File) -> Any:
     if not isinstance(keys, list):
         raise UnreadableRun(f"{file.name} has no list of storages")
     for key in map(_name, keys):
-        if key not in sizes or place + 8 > file.size:
+        if not sizes.get(key) or place + 8 > file.size:  # where the next one begins is not known then
             break
         nbytes = int.from_bytes(bytes(file.part(place, 8)), "little") * sizes[key]
         starts[key] = (place + 8, nbytes)
@@ -266,13 +281,17 @@ def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar" and head.split(b"\0", 1)[0] in (b"sys_info", b"pickle", b"storages", b"tensors")
 
 
-def _storage_dtype(kind: Any) -> str:
+def _storage_dtype(kind: Any) -> tuple[str, int]:
+    """(dtype of a storage, bytes of an element). One that is not known is called what the file calls it, and has 0 bytes."""
     name = kind.name if isinstance(kind, Global) else "an object"
     place, _, last = name.rpartition(".")
-    dtype = _STORAGES.get(last.removesuffix("Storage")) if place in _PLACES and last.endswith("Storage") else None
-    if dtype is None:
-        raise UnreadableRun(f"{name[:80]} is no storage that is known")
-    return dtype
+    word = last.removesuffix("Storage")
+    if place in _PLACES and last.endswith("Storage"):
+        if word in _STORAGES:
+            return _STORAGES[word], dtypes.named(_STORAGES[word]).itemsize
+        if word in _QUANTISED:
+            return _QUANTISED[word]
+    return name[:80], 0
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

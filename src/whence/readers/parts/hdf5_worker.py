@@ -1,0 +1,278 @@
+"""The process in which libhdf5 runs. A damaged file may end it, or take its memory or its time; whoever asked goes on.
+
+This file runs as a script and imports nothing of whence. It reads one JSON object a line from stdin and answers on stdout in frames:
+one letter, eight bytes of length, the payload. J: JSON. D: elements. E: an error in words. F: the end of an answer.
+
+    {"path": [...]}                                    the first line: where modules are looked for
+    {"do": "index", "file": F, "skip": [...]}          J for every dataset, note and step; `skip` are objects that ended a process before
+    {"do": "read", "file": F, "name": N}               D, in pieces
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Container, Iterator
+from typing import Any
+
+_SPARE_BYTES = 256 << 20  # of memory that a request may take beyond what its size explains
+_MOST_BYTES = 4 << 30
+_PIECE_BYTES = 16 << 20
+_SPARE_S = 20
+_INDEX_BYTES_PER_S = 500_000  # slower than the slowest file system here: 100 datasets a second
+_READ_BYTES_PER_S = 2_000_000
+_LEVELS = 3  # of groups below a step: modules
+_ATTRIBUTES = {"dtype": 256, "whence": 1 << 20}  # those that are read, and how many bytes they may have
+# What h5py raises for a damaged file.
+_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, NotImplementedError, MemoryError, AttributeError, OverflowError)
+
+
+class Pipe:
+    """The frames of the answers."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, letter: bytes, payload: bytes | memoryview = b"") -> None:
+        """Write one frame."""
+        self._write(struct.pack("<cQ", letter, len(payload)))
+        self._write(payload)
+
+    def say(self, **fields: Any) -> None:
+        """Write one JSON frame. Names that are no UTF-8 survive as escapes."""
+        payload = json.dumps(fields).encode("ascii")
+        self._write(struct.pack("<cQ", b"J", len(payload)) + payload)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = Pipe(os.dup(1))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing but frames may come through
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path[:] = json.loads(sys.stdin.readline() or "{}").get("path", [])
+    file: Any = None
+    opened: tuple[str, int, int] | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            import h5py
+
+            found = os.stat(request["file"])  # noqa: PTH116 - pathlib would cost the start of every worker
+            asked = (request["file"], found.st_size, found.st_mtime_ns)
+            _allow(min(_SPARE_BYTES + found.st_size // 2, _MOST_BYTES), found.st_size / _INDEX_BYTES_PER_S)
+            if opened != asked:  # opening takes longer than most tensors
+                if file is not None:  # a file that was written anew in its place would be given for it
+                    file.close()
+                    file = opened = None
+                file, opened = h5py.File(request["file"], "r", locking=False), asked
+            if request["do"] == "index":
+                _index(pipe, file, request["skip"])
+            else:
+                _read(pipe, file[request["name"]])
+            pipe.send(b"F")
+        except Exception as error:  # noqa: BLE001 - the answer is that it cannot be read, whatever a file does to h5py
+            opened = None
+            pipe.send(b"E", short(error).encode("utf-8", "backslashreplace"))
+
+
+def short(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _allow(nbytes: int, seconds: float) -> None:
+    """Bound what the process takes from now on: memory beyond what it has, and CPU time."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - as above
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + nbytes, resource.RLIM_INFINITY))
+    except (OSError, ValueError):  # no such system, or a harder limit is set: that one holds
+        pass
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    wanted = int(used + _SPARE_S + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+# ---- what a file holds
+
+
+def _index(pipe: Pipe, file: Any, skip: list[str]) -> None:
+    """Every dataset, step by step, in order."""
+    import h5py
+
+    steps = []
+    for key in _members(file):
+        if key.isdigit() and len(key) < 10 and isinstance(file.get(key, getlink=True), h5py.HardLink):
+            pipe.say(at=f"/{key}")
+            if f"/{key}" not in skip and isinstance(file[key], h5py.Group):
+                steps.append(key)
+    for key in sorted(steps, key=int):
+        pipe.say(step=int(key))
+        _group(pipe, file[key], skip)
+    pipe.say(step=None)
+    _group(pipe, file, set(steps).union(skip), whole=True)
+
+
+def _group(pipe: Pipe, group: Any, skip: Container[str], *, whole: bool = False) -> None:
+    for shown, path, dataset in _datasets(pipe, group, skip, whole=whole):
+        try:
+            pipe.say(tensor=_tensor(dataset), path=path, shown=shown)
+        except _DAMAGE as error:
+            pipe.say(damaged=path, why=short(error), shown=shown)
+
+
+def _members(group: Any) -> list[str]:
+    """Names in a group in the order in which they were made; by where they lie in the file where it does not keep that order."""
+    from h5py import h5, h5p
+
+    names: list[bytes] = []
+    if group.id.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_TRACKED:
+        group.id.links.iterate(names.append, idx_type=h5.INDEX_CRT_ORDER)
+        return [_text(name) for name in names]
+    links = group.id.links
+    links.iterate(names.append)
+    return [_text(name) for name in sorted(names, key=lambda name: (links.get_info(name).type, links.get_info(name).u))]
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _datasets(
+    pipe: Pipe, group: Any, skip: Container[str], above: tuple[str, ...] = (), seen: set[int] | None = None, *, whole: bool = False
+) -> Iterator[tuple[str, str, Any]]:
+    """(shown name, path, dataset) below a group, in order. What leads outside the file, or back, is not followed, and said."""
+    import h5py
+
+    seen = set() if seen is None else seen
+    seen.add(h5py.h5o.get_info(group.id).addr)
+    for name in _members(group):
+        if whole and not above and name in skip:
+            continue
+        path = f"{group.name.rstrip('/')}/{name}"
+        pipe.say(at=path)
+        if path in skip:
+            pipe.say(damaged=path, why="", shown=".".join((*above, name)))
+            continue
+        try:
+            link = group.get(name, getlink=True)
+            if isinstance(link, h5py.ExternalLink):
+                pipe.say(note=f"{path} leads to another file ({link.filename}); it is not followed")
+                continue
+            item = group[name]
+            if isinstance(item, h5py.Dataset):
+                yield ".".join((*above, name)), item.name or path, item
+            elif isinstance(item, h5py.Group) and len(above) < _LEVELS and h5py.h5o.get_info(item.id).addr not in seen:
+                yield from _datasets(pipe, item, skip, above=(*above, name), seen=seen)
+            elif isinstance(item, h5py.Group):
+                pipe.say(note=f"{path} is nested too deep, or was read under another name; what is in it is left out")
+        except _DAMAGE as error:
+            pipe.say(note=f"{path} cannot be opened: {short(error)}")
+
+
+def _tensor(dataset: Any) -> dict[str, Any]:
+    """What is to be known of a dataset before its elements are asked for; nothing of its elements is read."""
+    from h5py import h5d
+
+    told: dict[str, Any] = {"shape": dataset.shape, **{name: _attribute(dataset, name, most) for name, most in _ATTRIBUTES.items()}}
+    stored = dataset.dtype
+    told |= {"type": stored.name if stored.isbuiltin == 2 else stored.str, "words": str(stored)[:200], "itemsize": stored.itemsize}
+    told["kind"] = "O" if stored.hasobject or stored.subdtype is not None else "V" if stored.names is not None else stored.kind
+    if dataset.shape is None:
+        return told
+    plan = dataset.id.get_create_plist()
+    layout = plan.get_layout()
+    told["layout"] = {h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked", h5d.COMPACT: "compact"}.get(layout, "virtual")
+    told["external"] = _text(plan.get_external(0)[0]) if plan.get_external_count() else ""
+    filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
+    told["filters"] = [(code, _text(name)) for code, _, _, name in filters]
+    told["chunks"] = dataset.chunks
+    told["storage"] = dataset.id.get_storage_size()
+    told["at"] = dataset.id.get_offset()
+    told["plain"] = _is_plain(dataset)
+    told["width"] = dataset.id.get_type().get_size()  # of an element in the file; numpy may have to take a wider one
+    if not told["storage"] and dataset.size and told["kind"] in "biufcV":
+        told["fill"] = _fill(dataset, plan)
+    return told
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Do the bytes in the file mean what the same bytes mean to numpy? HDF5 knows other floats, and integers with padding."""
+    from h5py import h5t
+
+    try:
+        same: bool = dataset.dtype.names is None and h5t.py_create(dataset.dtype, logical=True).equal(dataset.id.get_type())
+    except _DAMAGE:
+        return False
+    return same
+
+
+def _fill(dataset: Any, plan: Any) -> str | None:
+    """The bytes, in hex, that an element has which nobody wrote; None when the file does not define them."""
+    import numpy as np
+    from h5py import h5d
+
+    if plan.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED:
+        return None
+    value = np.zeros((), dataset.dtype)
+    plan.get_fill_value(value)
+    return value.tobytes().hex()
+
+
+def _attribute(dataset: Any, name: str, most: int) -> str:
+    """A text attribute of one element, "" when there is none or it is something else. Its size is looked at before it is read."""
+    from h5py import h5a, h5t
+
+    try:
+        if not h5a.exists(dataset.id, name.encode()):
+            return ""
+        found = h5a.open(dataset.id, name.encode())
+        if found.get_storage_size() > most or found.get_space().get_simple_extent_npoints() != 1:
+            return ""
+        kind = found.get_type()
+        if kind.get_class() != h5t.STRING or kind.get_size() > most:
+            return ""
+        value = dataset.attrs[name]
+    except _DAMAGE:
+        return ""
+    value = value if isinstance(value, (str, bytes)) else value.item() if value.size == 1 else ""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text if len(text) <= most else ""
+
+
+# ---- elements
+
+
+def _read(pipe: Pipe, dataset: Any) -> None:
+    """The elements of a dataset in C order, unpacked a few rows of chunks at a time."""
+    import numpy as np
+
+    shape, size = dataset.shape, dataset.dtype.itemsize
+    nbytes = dataset.size * size
+    rows = 1
+    if shape and shape[0]:
+        chunk = dataset.chunks[0] if dataset.chunks else 1
+        rows = chunk * max(1, _PIECE_BYTES // max(chunk * (nbytes // shape[0]), 1))
+    piece = rows * (nbytes // shape[0]) if shape and shape[0] else nbytes
+    unpacked = size
+    for extent in dataset.chunks or ():
+        unpacked *= extent
+    _allow(_SPARE_BYTES + 2 * max(min(piece, nbytes), 0) + 3 * unpacked, nbytes / _READ_BYTES_PER_S)
+    for start in range(0, shape[0], rows) if shape else (None,):
+        part = dataset[()] if start is None else dataset[start : start + rows]
+        pipe.send(b"D", np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+
+
+if __name__ == "__main__":
+    main()
