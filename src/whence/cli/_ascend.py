@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from whence.cli import _files
 from whence.errors import UsageError
 
 _TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
@@ -194,7 +195,7 @@ def _compare(tool: str) -> click.Command:
 def _aclcmp() -> click.Command:
     @click.command("aclcmp", context_settings=_CONTEXT)
     @click.option("--exec", "command", metavar="CMD", help="The command, quoted.")
-    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./whence-cmp, numbered if it exists]")
+    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]")
     @click.option("--golden-path", "golden", metavar="RUN", help="Labels of the reference, of a run of its own.")
     @click.option("--my-path", "mine", metavar="RUN", help="Labels of the target.")
     @click.option("--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run.")
@@ -203,15 +204,15 @@ def _aclcmp() -> click.Command:
         from whence import api, report
         from whence.cli.compare import CODES
 
-        folder = output or str(api.free_output())
+        folder = output or str(_free(Path("cmp_dump_data")))
         if golden and mine and not command:
             _same("ait debug compare aclcmp", f"whence labels {shlex.quote(golden)} {shlex.quote(mine)} -o {shlex.quote(folder)}")
             result: Any = api.compare_labels(golden, mine, output=folder)
             code = 0
         elif command and not golden and not mine:
-            words = f"whence run --compare -o {shlex.quote(folder)} --library acltransformer --library-max 10000 -- {command}"
+            words = f"whence run --compare -o {shlex.quote(folder)} --library acltransformer -- {command}"
             _same("ait debug compare aclcmp", words)
-            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer", library_max=10000)
+            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer")
             if result is None:
                 return code
         else:
@@ -219,9 +220,22 @@ def _aclcmp() -> click.Command:
         if clean:
             _tell("--clean changes nothing: whence scrub removes elements from a run")
         sys.stdout.write(report.labels_answer(result, folder))
+        if not output:
+            table = _free(Path("cmp_report.csv"))
+            _files.write(table, (Path(folder) / "cmp_report.csv").read_text(encoding="utf-8"), force=False)
+            sys.stdout.write(f"written to {table}\n")
         return code or CODES[result.status]
 
     return aclcmp
+
+
+def _free(path: Path) -> Path:
+    """`path`, numbered (`name-2.csv`) where it exists: nothing that was written before is lost."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
 
 
 def _word(value: Any) -> str:
