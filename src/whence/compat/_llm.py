@@ -20,7 +20,7 @@ _STATISTICS = {0: "full", 1: "stats", 2: "full"}
 class DumpConfig:
     """What is dumped, and where: below `dump_path`, `<ait or msit>_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
 
-    token_range: tokens (calls of the model, from 0) to dump. module_list: classes of modules, or their names; [] for all. api_list:
+    token_range: tokens (calls of the model, from 0) to dump, the first one when nothing is said. module_list: classes of modules, or their names; [] for all. api_list:
     operators that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
     device_id: only on this device. layer_name: names or a pattern with `*`, from "root" on. dump_last_logits: the logits of each token
     alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too (the run has them
@@ -45,7 +45,7 @@ class DumpConfig:
             if value not in known:
                 raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, known))}")
         self.dump_path = Path(dump_path or ".")
-        self.steps = numbers("token_range", [0] if not token_range else list(token_range))
+        self.steps = numbers("token_range", list(token_range) if token_range else None if dump_last_logits else [0])
         self.device_id, self.modes = device_id, modes
         self.apis = tuple(_named(api) for api in api_list or ())
         self.options: dict[str, Any] = {}
