@@ -21,7 +21,6 @@ from whence.errors import ElementsMissing
 from whence.records import Call, Named, Note, Program, Record, Ref, Run, Step
 from whence.results import Comparison, ViewRow
 
-_ROOT = "model"
 _ALIKE = 0.1  # of their own spread: logits of one text are nearer to each other than this in two right runs, those of two texts are not
 _ASSUMED = "no token ids are in the dumps: each next token is taken to be the largest logit of the one before"
 
@@ -104,7 +103,11 @@ def compared(
     findings = tuple(
         msgspec.structs.replace(finding, sentence=finding.sentence.partition("; capture both without")[0]) for finding in result.findings
     )
-    return msgspec.structs.replace(result, findings=findings, notes=(*result.notes, *notes, *more, _ASSUMED)), rows
+    generation = result.generation
+    if generation is not None:  # which prompt it was is not known
+        generation = msgspec.structs.replace(generation, prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts))
+    notes = [*result.notes, *notes, *more, _ASSUMED]
+    return msgspec.structs.replace(result, findings=findings, generation=generation, notes=tuple(notes)), rows
 
 
 def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, list[str]]:
@@ -209,6 +212,8 @@ class _Logits(Named):
         self.steps: Sequence[Step] = []
         self._arrays: list[Array | None] = []
         calls, records = list(self.calls), list(self.records)
+        made_by = next(iter(side.values())).call
+        root = made_by.scope or made_by.root
         for rank, token in sorted(side):
             pair = pairs[rank, token]
             logits = pair[number]
@@ -220,9 +225,9 @@ class _Logits(Named):
                 self._arrays.append(None if array is None else array.reshape(shape))
             refs = (Ref("input.input_ids", len(records) - 2), Ref("output.logits", len(records) - 1))
             n = len(calls)
-            calls.append(Call(n, "", _ROOT, token, n, rank=rank, kind="module", op_type=_ROOT, number="0", leaf=True, refs=refs))
+            calls.append(Call(n, "", root, token, n, rank=rank, kind="module", op_type=root, number="0", leaf=True, refs=refs))
         self.calls, self.records = calls, records
-        self.steps = [Step(_ROOT, token, 0, True, rank) for rank, token in sorted(side)]
+        self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
 
     def array(self, record: int) -> Array:
         array = self._arrays[record]

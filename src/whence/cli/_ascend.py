@@ -60,7 +60,7 @@ def _dump(tool: str) -> click.Command:
         "--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]"
     )
     @click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only.")
-    @click.option("-ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers.")
+    @click.option("-ids", "--ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers.")
     @click.option("-er", "--execute-range", default="0,0", show_default=True, metavar="0,1000", help="Tokens, first and last.")
     @click.option("-child", "--save-operation-child", "child", type=click.BOOL, default=True, help="With -ids: what they call too.")
     @click.option(
@@ -92,12 +92,42 @@ def _dump(tool: str) -> click.Command:
         from whence import api
 
         options = _options(**given)
-        run = Path(output) / f"{tool}_dump_{time.strftime('%Y%m%d_%H%M%S')}"
+        stamp = time.strftime("%Y%m%d_%H%M%S")
+        # ait gathers the dumps of all processes in one folder, msit has one for each call.
+        folder = Path(output) / ("ait_dump" if tool == "ait" else f"{tool}_dump_{stamp}")
+        run = _free(folder / f"whence-run-{stamp}") if tool == "ait" else folder
         words = [f"--{k.replace('_', '-')}{'' if v is True else f' {_word(v)}'}" for k, v in options.items()]
         _same(f"{tool} llm dump", " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]))
-        return api.run_command(shlex.split(command), str(run), **options)
+        code = api.run_command(shlex.split(command), str(run), **options)
+        _lay_out(run, folder, given["types"] or ("tensor", "model"))
+        return code
 
     return dump
+
+
+def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
+    """Write the tool's own files beside the run, and say where they are. What cannot be written is told; the run is there."""
+    from whence import api
+    from whence.errors import WhenceError
+
+    try:
+        laid = api.lay_out_atb(run, folder, kinds=types)
+    except WhenceError as error:
+        _tell(f"the tool's own files are not there: {error}")
+        return
+    for sentence in laid.left_out:
+        _tell(sentence)
+    for layer in laid.layers:
+        _tell(f"layer {layer.number}: {layer.kind} {layer.name}, {layer.file}")
+    if laid.layers:
+        _tell(f"the last layer is number {laid.layers[-1].number}: --ids {laid.layers[-1].number} dumps it alone")
+    if run != folder and len(laid.tensors) == 1:  # one process: its run goes where its tensors are
+        (place,) = laid.tensors.values()
+        run = run.rename(place / "whence-run")
+    for place in laid.tensors.values():
+        _tell(f"tensors: {place}")
+    if run != folder:
+        _tell(f"the run: {run}")
 
 
 def _options(
