@@ -55,7 +55,7 @@ class Dump:
         if opened(self.destination) is not None:
             raise UsageError(f"this process already dumps into {self.destination}; choose another folder for another model")
         self.model, self._first, self._took = model, first, False
-        self.folder = _create(self.destination, chosen)
+        self.folder = created(self.destination, chosen)
         self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
         self._marks: list[int] = []
         self._written = self._waiting = self._laid_out = -1
@@ -237,7 +237,7 @@ def _above(run: Run, call: Call, places: dict[int, int]) -> int:
     return places[parent]
 
 
-def _create(folder: Path, chosen: CaptureOptions) -> Path:
+def created(folder: Path, chosen: CaptureOptions) -> Path:
     """Make the run, or join that of this job; where it lies."""
     from whence import store
     from whence.api.capturing import _info
