@@ -30,7 +30,7 @@ from whence.api.weights import map_weights
 __all__ = [
     "attach", "attach_labels", "auto_diff", "begin_dump", "capture", "chosen_operators", "cmp_report", "compare", "compare_labels",
     "compile", "convert", "diff_results", "doctor", "doctor_command", "end_dump", "face", "fault_sites", "first_difference", "formats",
-    "free_output", "generate_tests", "include", "label", "ladder", "ladder_command", "lay_out_atb", "load_comparison", "load_policy", "locate",
-    "map_weights", "new_id", "open_run", "open_to_show", "page", "planted", "plots", "record", "recording", "recover", "report_html",
-    "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup", "watch",
+    "free_output", "generate_tests", "include", "label", "ladder", "ladder_command", "lay_out_atb", "load_comparison", "load_policy",
+    "locate", "map_weights", "new_id", "open_run", "open_to_show", "page", "planted", "plots", "record", "recording", "recover",
+    "report_html", "repro", "run_command", "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup", "watch",
 ]  # fmt: skip

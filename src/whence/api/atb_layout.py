@@ -129,7 +129,8 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
         if call.step != first or call.kind != "module" or (call.number == "0" and call.occurrence):
             continue
         kind = _safe(call.op_type)
-        node = {"opName": f"{kind}_{call.number}", "opType": kind, "param": {"name": call.scope}, "inTensors": [], "outTensors": [], "nodes": []}
+        node = {"opName": f"{kind}_{call.number}", "opType": kind, "param": {"name": call.scope}, "inTensors": [], "outTensors": []}
+        node["nodes"] = []
         if call.number == "0":
             root["modelName"] = kind or root["modelName"]
             continue
@@ -142,7 +143,7 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
     for number, node in written:
         file = folder / f"{node['opName']}.json"
         file.write_text(json.dumps(node, indent=1) + "\n", encoding="utf-8")
-        yield Layer(number, node["opType"], named[number], file)
+        yield Layer(number, str(node["opType"]), named[number], file)
     if model:
         folder = place / "model" / process
         folder.mkdir(parents=True, exist_ok=True)

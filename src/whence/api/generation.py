@@ -205,11 +205,14 @@ class _Generated:
         return out, lengths
 
     def _roundoff(self, places: Iterable[_At], *, weights: bool = True) -> float:
-        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise.
+        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise, and where
+        its precision is not known.
 
         weights: False leaves quantised parameters out, where both runs have the same.
         """
         widths = [U32]
+        if any(run.info.options.get("precision") == "unknown" for run in self.runs):
+            return 0.0
         for place in places:
             pair = self.pairs[place.pair]
             for run, prompt in zip(self.runs, (self.left[pair.reference], self.right[pair.target])):

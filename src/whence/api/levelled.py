@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,17 +27,21 @@ def cmp_report(
     level: str = "",
     tool: str = "msit",
     output: str = ".",
+    say: Callable[[str], None] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[Comparison, Path]:
     """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's comparison, the file).
 
     level: rows of it: "token" or "logits" (what the model returned at each token, one tensor of each dump), "layer" (members of a list
-    of modules), "module", "api" (operators), "" for all. Raises UsageError where a level has no rows, UnreadableRun, StoreFailed.
+    of modules), "module", "api" (operators), "" for all. say: takes what the tool's log says. Raises UsageError where a level has no
+    rows, UnreadableRun, StoreFailed.
     """
     from whence import report
 
     if level and level not in LEVELS:
         raise UsageError(f"level {level!r}: {', '.join(LEVELS)}")
+    if say is not None:
+        say(f"Comparing {_kind(mine)} with {_kind(golden)}")
     result, rows = _tokens(golden, mine, progress) if level in ("token", "logits") else _levelled(golden, mine, level, progress)
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     try:
@@ -45,7 +49,21 @@ def cmp_report(
         path.write_text(report.view_csv("msit", rows), encoding="utf-8")
     except OSError as error:
         raise StoreFailed(f"cannot write {path}: {error.strerror or error}; choose another -o") from error
+    if say is not None:
+        tokens = sorted({row.target.step for row in rows if row.target is not None})
+        say(f"All token ids in my_dump_data: dict_keys({tokens})")
+        say(f"Saved comparing results: {path if path.is_absolute() else f'./{path}'}")
     return result, path
+
+
+def _kind(path: str) -> str:
+    """What the tool calls this kind of dump."""
+    from whence.api.runs import open_run
+
+    info = open_run(path).info
+    if info.options.get("level") == "graph":
+        return "FX" if info.options.get("graph_mode") == "fx" else "GE"
+    return {"fx": "FX", "ge": "GE", "atb": "ATB"}.get(info.kind, "Torch")
 
 
 def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:

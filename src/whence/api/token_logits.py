@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
-from whence import dtypes
+from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Named, Note, Program, Record, Ref, Run, Step
+from whence.records import Call, Note, Program, Record, Ref, Run, Step
 from whence.results import Comparison, ViewRow
 
+if TYPE_CHECKING:
+    from whence.api.comparing import CompareOptions
+
 _ALIKE = 0.1  # of their own spread: logits of one text are nearer to each other than this in two right runs, those of two texts are not
+_NARROW_BITS = 16
 _ASSUMED = "no token ids are in the dumps: each next token is taken to be the largest logit of the one before"
 
 
@@ -83,16 +87,21 @@ def _chosen(run: Run, several: Sequence[Found], width: int) -> Found:
 
 
 def compared(
-    reference: Run, target: Run, tensors: tuple[Tensors, Tensors], options: Any
-) -> tuple[Comparison, tuple[ViewRow, ...]]:  # fmt: skip
+    reference: Run, target: Run, tensors: tuple[Tensors, Tensors], options: CompareOptions
+) -> tuple[Comparison, tuple[ViewRow, ...]]:
     """Whence's answer on the logits of every token, and a row of msit's table for each."""
     from whence.api.generation import compare_logits
 
     left, right, notes = _of_equal_ranks(*tensors)
     pairs = {place: _rows(reference, target, left, right, place) for place in sorted({*left, *right})}
-    ids = _texts(pairs)
-    sides = [_Logits(run, side, pairs, ids[n], n) for n, (run, side) in enumerate(((reference, left), (target, right)))]
-    result = compare_logits(*sides, options)
+    texts = _texts(pairs)
+    one, other = _Logits(reference, left, pairs, texts[0], 0), _Logits(target, right, pairs, texts[1], 1)
+    if one.is_narrow or other.is_narrow or (one.says_precision and other.says_precision):
+        result = compare_logits(one, other, options)
+    else:
+        # No limit for rounding follows from what the dumps say. What most tokens part by is noise here.
+        one.info = msgspec.structs.replace(one.info, options={**one.info.options, "precision": "unknown"})
+        result = _within_float32(compare_logits(one, other, options, again=(other,)))
     verdicts: dict[_Place, list[str]] = defaultdict(list)
     if result.generation is not None:
         for token in result.generation.tokens:
@@ -108,6 +117,21 @@ def compared(
         generation = msgspec.structs.replace(generation, prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts))
     notes = [*result.notes, *notes, *more, _ASSUMED]
     return msgspec.structs.replace(result, findings=findings, generation=generation, notes=tuple(notes)), rows
+
+
+def _within_float32(result: Comparison) -> Comparison:
+    """`same` only where float32 rounds as much: dumps that do not say in which precision the models computed may hide a fault behind it."""
+    from whence.judge.limits import U32
+    from whence.judge.logits import most
+
+    errors = [t.numbers.get("rel_logit_err") or 0.0 for t in result.generation.tokens] if result.generation is not None else []
+    if result.status != "same" or max(errors, default=0.0) <= most(U32):
+        return result
+    why = (
+        f"the logits part by up to {max(errors):.2g} of their spread at every token alike: more than float32 rounds ({most(U32):.1g}), "
+        f"less than 16 bits may ({most(2.0**-8):.2g}), and the dumps do not say in which the models computed; dump both models in float32"
+    )
+    return msgspec.structs.replace(result, status="undecided", headline=why)
 
 
 def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, list[str]]:
@@ -168,25 +192,25 @@ def _last(array: Array, batch: int) -> Array | None:
     return rows.reshape(batch, -1, shape[-1])[:, -1] if len(rows) % batch == 0 else None
 
 
-def _texts(pairs: Mapping[_Place, Rows]) -> tuple[dict[int, Array], dict[int, Array]]:
-    """By rank the ids that each run is taken to have gone on with, (rows, tokens + 1): a number for the row, then a token for each step."""
-    out: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
+def _texts(pairs: Mapping[_Place, Rows]) -> tuple[dict[_Place, Array], dict[_Place, Array]]:
+    """For each token the text that each run is taken to have been given, (rows, tokens so far): a number for the row, then the tokens."""
+    out: tuple[dict[_Place, Array], dict[_Place, Array]] = ({}, {})
     for rank in sorted({rank for rank, _ in pairs}):
-        steps = {token: pair for (owner, token), pair in pairs.items() if owner == rank}
-        measured = [pair.reference for pair in steps.values() if pair.reference is not None]
-        ids = [np.zeros((len(measured[0]) if measured else 1, max(steps) + 2), np.int64) for _ in out]
-        for side in ids:
-            side[:, 0] = np.arange(len(side))
-        for token, pair in steps.items():
-            if pair.reference is None or pair.target is None or len(pair.reference) != len(ids[0]):
+        tokens = sorted(token for owner, token in pairs if owner == rank)
+        steps = [pairs[rank, token] for token in tokens]
+        rows = next((len(pair.reference) for pair in steps if pair.reference is not None), 1)
+        texts = [np.zeros((rows, len(steps) + 1), np.int64) for _ in out]
+        for text in texts:
+            text[:, 0] = np.arange(rows)
+        for place, (pair, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
+            if pair.reference is None or pair.target is None or len(pair.reference) != rows:
                 continue
-            best = pair.reference.argmax(-1), pair.target.argmax(-1)
-            following = steps.get(token + 1)
-            for row in range(len(ids[0])):
-                parted = best[0][row] != best[1][row] and not _goes_on_alike(following, row)
-                ids[0][row, token + 1], ids[1][row, token + 1] = best[0][row], best[1][row] if parted else best[0][row]
-        for side, kept in zip(ids, out, strict=True):
-            kept[rank] = side
+            best, other = pair.reference.argmax(-1), pair.target.argmax(-1)
+            for row in range(rows):
+                parted = best[row] != other[row] and not _goes_on_alike(following, row)
+                texts[0][row, place], texts[1][row, place] = best[row], other[row] if parted else best[row]
+        for text, kept in zip(texts, out, strict=True):
+            kept.update({(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)})
     return out
 
 
@@ -199,26 +223,32 @@ def _goes_on_alike(following: Rows | None, row: int) -> bool:
     return of_token(following.reference[row], following.target[row]).rel_logit_err <= _ALIKE
 
 
-class _Logits(Named):
-    """One side as a run of logits alone: for each token a call of the model, given the whole text so far."""
+class _Logits:
+    """One side as a run of logits alone: for each token a call of the model, given the whole text so far.
 
-    def __init__(self, run: Run, side: Tensors, pairs: Mapping[_Place, Rows], ids: Mapping[int, Array], number: int) -> None:
+    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model computes.
+    """
+
+    def __init__(self, run: Run, side: Tensors, pairs: Mapping[_Place, Rows], texts: Mapping[_Place, Array], number: int) -> None:
         self.path, self.ended = run.path, run.ended
-        self.info = msgspec.structs.replace(run.info, options={**run.info.options, "level": "logits"})
         self.programs: Mapping[str, Program] = {}
-        self.notes: Sequence[Note] = [note for note in run.notes if note.kind in ("error", "budget")]
+        self.notes: Sequence[Note] = [note for note in run.notes if note.kind in ("error", "budget", "settings")]
         self.calls: Sequence[Call] = []
         self.records: Sequence[Record] = []
         self.steps: Sequence[Step] = []
         self._arrays: list[Array | None] = []
         calls, records = list(self.calls), list(self.records)
+        narrow: list[bool] = []
         made_by = next(iter(side.values())).call
         root = made_by.scope or made_by.root
         for rank, token in sorted(side):
             pair = pairs[rank, token]
-            logits = pair[number]
-            given = ids[rank][:, : token + 1]
+            logits = pair.target if number else pair.reference
+            given = texts[rank, token]
             dtype = run.records[side[rank, token].ref.record].dtype
+            if logits is not None and dtype == "float32":
+                logits, dtype = _as_rounded(logits)
+            narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
             for array, kind in ((given, "int64"), (logits, dtype)):
                 shape = (len(given), 1, 1) if array is None else array.shape if kind == "int64" else (len(array), 1, array.shape[-1])
                 records.append(Record(len(records), kind, tuple(shape), why=pair.why if array is None else ""))
@@ -226,6 +256,8 @@ class _Logits(Named):
             refs = (Ref("input.input_ids", len(records) - 2), Ref("output.logits", len(records) - 1))
             n = len(calls)
             calls.append(Call(n, "", root, token, n, rank=rank, kind="module", op_type=root, number="0", leaf=True, refs=refs))
+        self.is_narrow, self.says_precision = any(narrow), bool(align.settings_of(run))
+        self.info = msgspec.structs.replace(run.info, options={**run.info.options, "level": "logits"})
         self.calls, self.records = calls, records
         self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
 
@@ -234,6 +266,16 @@ class _Logits(Named):
         if array is None:
             raise ElementsMissing(self.records[record].why)
         return array
+
+
+def _as_rounded(array: Array) -> tuple[Array, str]:
+    """float32 numbers that were rounded to 16 bits, as what they are; others as float32."""
+    for name in ("bfloat16", "float16"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow = array.astype(dtypes.named(name).numpy)
+            if np.array_equal(narrow.astype(np.float32), array, equal_nan=True) and np.any(array):
+                return narrow, name
+    return array, "float32"
 
 
 _WORST = ("unexplained", "off", "incomparable", "explained", "sampled", "noise", "identical")

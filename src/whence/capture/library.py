@@ -23,9 +23,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a library is made to save its tensors.
 
     variables: of the environment of the program, set to what {max}, {runner} and {dump} make of these texts; one that the user has
-    exported stays as it is unless an option says otherwise. max: of {max} when nobody says. dump: the folder it writes to when nobody says, below the folder the program is started in. task: variables
-    that change with each task, from {pid}, {task} and {number} (of the task, from 0). places: where the file of a label lies below
-    the dump folder, from these, {tid}, {rank}, {file} and wild cards; the first that exists counts.
+    exported stays as it is unless an option says otherwise. max: of {max} when nobody says. dump: the folder it writes to when nobody
+    says, below the folder the program is started in. task: variables that change with each task, from {pid}, {task} and {number} (of
+    the task, from 0). places: where the file of a label lies below the dump folder, from these, {tid}, {rank}, {file} and wild cards;
+    the first that exists counts.
     """
 
     variables: dict[str, str] = {}

@@ -60,7 +60,9 @@ def _dump(tool: str) -> click.Command:
         "--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]"
     )
     @click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only.")
-    @click.option("-ids", "--ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers.")
+    @click.option(
+        "-ids", "--ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers."
+    )
     @click.option("-er", "--execute-range", default="0,0", show_default=True, metavar="0,1000", help="Tokens, first and last.")
     @click.option("-child", "--save-operation-child", "child", type=click.BOOL, default=True, help="With -ids: what they call too.")
     @click.option(
@@ -214,8 +216,12 @@ def _compare(tool: str) -> click.Command:
             if value:
                 raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
         _same(f"{tool} llm compare", f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit")
+
+        def log(line: str) -> None:
+            click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
+
         with _progress.shown() as count:
-            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, progress=count)
+            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, say=log, progress=count)
         sys.stdout.write(f"{report.answer(result)}written to {path}\n")
         return CODES[result.status]
 

@@ -21,11 +21,12 @@ class DumpConfig:
     """What is dumped, and where: below `dump_path`, for ait `<device>_<process>/` and for msit
     `msit_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
 
-    token_range: tokens (calls of the model, from 0) to dump, the first one when nothing is said. module_list: classes of modules, or their names; [] for all. api_list:
-    operators that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
-    device_id: only on this device. layer_name: names or a pattern with `*`, from "root" on. dump_last_logits: the logits of each token
-    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too (the run has them
-    always). seed: for every framework, with deterministic kernels. Raises UsageError for what is not understood.
+    token_range: tokens (calls of the model, from 0) to dump; the first when it is not given, of dump_last_logits all. module_list:
+    classes of modules, or their names; [] for all. api_list: operators that the tool's files have (the run has all); mode: "module",
+    "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both. device_id: only on this device. layer_name: names or a pattern with `*`,
+    from "root" on. dump_last_logits: the logits of each token alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze:
+    statistics too. dump_weight: weights too (the run has them always). seed: for every framework, with deterministic kernels. Raises
+    UsageError for what is not understood.
     """
 
     def __init__(

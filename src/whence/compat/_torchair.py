@@ -35,7 +35,8 @@ def get_ge_dump_config(
     if dump_mode not in ("all", "input", "output"):
         raise UsageError(f"get_ge_dump_config(dump_mode={dump_mode!r}): all, input or output")
     if _is_there():
-        return _of_torchair(Path(dump_path) / "msit_ge_dump", dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others)
+        folder = Path(dump_path) / "msit_ge_dump"
+        return _of_torchair(folder, dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others)
     why = {
         "fusion_switch_file": "it switches fusions of GE; torch._inductor.config has inductor's",
         "dump_layer": "the whole graph is dumped; choose when comparing",
@@ -44,7 +45,8 @@ def get_ge_dump_config(
     given = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
     without("get_ge_dump_config", given, why, ("dump_path", "dump_mode", "dump_token", "compiler_config"))
     config = _ours(compiler_config)
-    config.mode, config.folder, config.steps = "exact", _new(Path(dump_path)), numbers("dump_token", dump_token)
+    config.mode, config.folder = "exact", _new(Path(dump_path))
+    config.steps = numbers("dump_token", dump_token)
     config.slots = {"all": "both"}.get(dump_mode, dump_mode)
     return config
 

@@ -31,9 +31,9 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
         one = row.either
         pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]
         passed: object = "" if row.passed is None else row.passed
-        name, dtype, more = row.name, one.dtype, ()
+        name, dtype, more = row.name, one.dtype, [cell(row.name)] if xray else []
         if xray:
-            name, dtype, more = _xray_name(row.name, one.op), _torch_dtype(one.dtype), (cell(row.name),)
+            name, dtype = _xray_name(row.name, one.op), _torch_dtype(one.dtype)
             passed = {None: "", True: "pass", False: "fail"}[row.passed]
         writer.writerow(
             (

@@ -19,7 +19,8 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     rows = [(*_place(run.records[record], call, slot), record) for record, (call, slot) in sorted(seen.items())]
     if form == "text":
         table = [
-            (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record))) for i, (step, rank, name, record) in enumerate(rows)
+            (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record)))
+            for i, (step, rank, name, record) in enumerate(rows)
         ]
         yield from (line + "\n" for line in _framed([COLUMNS, *table], left=3))
         return

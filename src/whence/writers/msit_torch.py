@@ -24,8 +24,9 @@ _PLACES = re.compile(r"(input|output)((?:\.\d{1,6})+)")
 
 
 def write(
-    run: Run, destination: Path, *, tell: Tell = silent, weights: bool = False, statistics: bool = False, tensors: bool = True, head: str = ""
-) -> Written:
+    run: Run, destination: Path, *, tell: Tell = silent, weights: bool = False, statistics: bool = False, tensors: bool = True,
+    head: str = "",
+) -> Written:  # fmt: skip
     """Write a run into the folder `destination`, which is made; files of the same names there are replaced.
 
     weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them the statistics alone. head: the
