@@ -205,6 +205,20 @@ with whence.task("b"):
     assert (said["ATB_SAVE_TENSOR"], said["ATB_SAVE_TENSOR_RANGE"], said["ATB_OUTPUT_DIR"]) == ("1", "0,3", f"{tmp_path / 'there'}/")
 
 
+def test_variables_that_the_user_exported_are_kept(tmp_path):
+    from whence.capture import library
+
+    mine = {"ACLTRANSFORMER_SAVE_TENSOR_MAX": "2", "ACLTRANSFORMER_SAVE_TENSOR_RUNNER": "Linear", "ATB_OUTPUT_DIR": "/data/mine/"}
+    assert library.load("acltransformer", environment=mine).variables == {
+        "ACLTRANSFORMER_SAVE_TENSOR": "1", "ACLTRANSFORMER_SAVE_TENSOR_MAX": "2", "ACLTRANSFORMER_SAVE_TENSOR_RUNNER": "Linear",
+    }  # fmt: skip
+    asked = library.load("acltransformer", runner="Norm", most=5, environment=mine).variables
+    assert (asked["ACLTRANSFORMER_SAVE_TENSOR_MAX"], asked["ACLTRANSFORMER_SAVE_TENSOR_RUNNER"]) == ("5", "Norm")
+    atb = library.load("atb", environment=mine, here=tmp_path)
+    assert (atb.dump, atb.variables["ATB_OUTPUT_DIR"]) == ("/data/mine", "/data/mine/")  # files are looked for where the library puts them
+    assert library.load("atb", dump="there", environment=mine, here=tmp_path).dump == str(tmp_path / "there")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

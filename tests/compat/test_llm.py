@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 
+import numpy as np
 import pytest
 from scripts import CHAT, HEAD, python, whence
 
@@ -22,7 +23,7 @@ logits = []
 model.register_forward_hook(lambda m, i, o: logits.append(o))
 ids = generate(4)
 import glob
-assert glob.glob(sys.argv[1] + "/*/torch_tensors/*/model_tree.json")  # as soon as the last token that is wanted is there
+assert glob.glob(sys.argv[1] + "/**/model_tree.json", recursive=True)  # as soon as the last token that is wanted is there
 torch.save((ids, logits, torch.get_rng_state()), sys.argv[1] + ".pt")
 """
 )
@@ -33,7 +34,8 @@ def dumped(folder, options, tool="ait", sides=("golden", "mine")):
     text = DUMP.replace("TOOL", tool).replace("OPTIONS", options)
     for side, words in zip(sides, ((), ("bug",)), strict=True):
         python(folder, text, side, *words)
-    return [next((folder / side).glob(f"{tool}_dump_*/torch_tensors/cpu_*")) for side in sides]
+    where = "cpu_*" if tool == "ait" else "msit_dump_*/torch_tensors/cpu_*"  # as the guides of each say
+    return [next((folder / side).glob(where)) for side in sides]
 
 
 def test_the_last_logits_of_a_generation(tmp_path):
@@ -78,6 +80,7 @@ def test_modules_their_weights_and_statistics(tmp_path):
     for path in ((tmp_path / "golden", tmp_path / "mine"), (golden, mine)):
         found = compare(*path)
         assert (found.status, found.findings[0].name, found.findings[0].slot) == ("different", "layers.1", "param.weight")
+    assert not list((tmp_path / "golden").glob("cpu_*"))
     for side in (golden, mine):
         (side / "run.json").unlink()
         (process,) = side.glob("rank*")
@@ -133,6 +136,15 @@ def test_a_command_is_dumped_and_compared(commands):
     run = open_run(str(folder / "golden"))
     assert {call.step for call in run.calls} == {0, 1, 2}
     assert not any(ref.slot.startswith("input") for call in run.calls for ref in call.refs)
+    (tensors,) = (folder / "golden" / "ait_dump" / "tensors").iterdir()
+    assert tensors.name.startswith("0_")
+    (binary,) = (tensors / "2").glob("4_Linear/after/outtensor0.bin")  # the head is the fourth that the model calls
+    assert not list(tensors.glob("*/*/before"))
+    last = open_run(str(folder / "golden"))
+    head = next(c for c in last.calls if (c.scope, c.step) == ("head", 2))
+    np.testing.assert_array_equal(open_run(str(binary)).array(0), last.array(head.slots("output")[0].record))
+    layers = sorted(p.name for p in (folder / "golden" / "ait_dump").glob("layer/*/*.json"))
+    assert layers == ["Embedding_1.json", "Linear_2.json", "Linear_3.json", "Linear_4.json"]
     wanted = {"token": 3, "logits": 3, "layer": 3 * 2 * 3, "module": None}
     for level, rows in wanted.items():
         whence(folder, "msit", "llm", "compare", "-gp", "golden", "-mp", "mine", "-cl", level, "-o", level, code=1)
@@ -146,6 +158,22 @@ def test_a_command_is_dumped_and_compared(commands):
             assert len(names) > 18
     whence(folder, "ait", "llm", "compare", "-gp", "golden", "-mp", "golden", "-o", "same")
     assert "nothing at level api" in whence(folder, "ait", "llm", "compare", "-gp", "golden", "-mp", "mine", "-cl", "api", code=3).stderr
+
+
+def test_register_hook_twice(tmp_path):
+    script = """
+from whence.compat.ait_llm import DumpConfig, register_hook
+config = DumpConfig(dump_path="dump", dump_last_logits=True)
+other = torch.nn.Linear(4, 4)
+for one in (model, model, other):
+    register_hook(one, config)
+generate(2), other(torch.ones(1, 4))
+"""
+    said = python(tmp_path, CHAT + script).stderr
+    assert "this model is dumped already" in said
+    (first,) = (p for p in (tmp_path / "dump").iterdir() if not p.name.endswith("-2"))
+    assert {p.name for p in first.iterdir() if p.name.isdigit()} == {"0", "1"}
+    assert (tmp_path / "dump" / f"{first.name}-2" / "run.json").exists()  # a place of its own for each model: nothing is deleted
 
 
 @pytest.mark.parametrize(

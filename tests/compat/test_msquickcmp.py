@@ -53,6 +53,19 @@ def test_labels_at_high_and_low_level_in_a_chat_loop(tmp_path, bug):
         assert found.findings[0].step == 1
 
 
+def test_what_was_exported_is_kept_and_the_table_lies_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACLTRANSFORMER_SAVE_TENSOR_MAX", "2")
+    monkeypatch.setenv("ACLTRANSFORMER_SAVE_TENSOR_RUNNER", "SelfAttentionOpsChatglm6bRunner")
+    shown = "import os; print([os.environ['ACLTRANSFORMER_SAVE_TENSOR_' + n] for n in ('MAX', 'RUNNER')])\n"
+    (tmp_path / "chat.py").write_text(HEAD + CHAT_LOOP + shown)
+    (tmp_path / "run_performance.sh").write_text(f"{sys.executable} $1\n")
+    for table in ("cmp_report.csv", "cmp_report-2.csv"):
+        said = whence(tmp_path, "ait", "debug", "compare", "aclcmp", "--exec", "bash run_performance.sh chat.py")
+        assert "['2', 'SelfAttentionOpsChatglm6bRunner']" in said.stdout
+        assert said.stdout.endswith(f"written to {table}\n")
+        assert len(list(csv.DictReader((tmp_path / table).read_text().splitlines()))) == 6
+
+
 def test_without_a_run_nothing_happens(tmp_path):
     with_labels = python(tmp_path, CHAT_LOOP)
     assert with_labels.stderr == ""

@@ -20,7 +20,7 @@ MODULES = (
     + """
 from whence.compat.torch_xray import PrecisionDebugger
 
-debugger = PrecisionDebugger(dump_path=sys.argv[1], hook_name="dump", rank=[0], step=[0, 2], model=model)
+debugger = PrecisionDebugger(dump_path=sys.argv[1], hook_name="dump", rank=[0], step=[1, 3], model=model)
 seen = []
 model.blocks[0][1].register_forward_hook(lambda m, i, o: seen.append(o.clone()))
 generator = torch.Generator().manual_seed(1)
@@ -50,7 +50,7 @@ def test_a_vision_tower_with_start_in_every_step(dumps):
     assert said.count("torch_xray.PrecisionDebugger is  whence run -o RUN -- CMD") == 1
     seen, _, _ = torch.load(folder / "gpu.pt")
     with h5py.File(folder / "gpu" / "globalrank-0_localrank-0.h5") as file:
-        assert sorted(file) == ["1", "3"]  # steps 0 and 2, counted from 1
+        assert sorted(file) == ["1", "3"]
         for group, step in (("1", 0), ("3", 2)):
             np.testing.assert_array_equal(file[group][KEY][()], seen[step].numpy())
         names = list(file["1"])
@@ -104,11 +104,62 @@ for step in range(2):
         assert sum("gelu" in name and "output" in name for name in file["1"]) == 4  # two calls of two blocks, the third is not taken
 
 
+ANEW = """
+from whence.compat.torch_xray import PrecisionDebugger
+
+
+def execute(x, step, model=model, path=sys.argv[1]):
+    debugger = PrecisionDebugger(dump_path=path, hook_name="dump", rank=[0], step=step, model=model, dump_torch_api=False)
+    debugger.start()
+    with torch.no_grad():
+        return model(x)
+
+
+import os
+seen = []
+model.patch.register_forward_hook(lambda m, i, o: seen.append(o.clone()))
+for n in range(3):
+    out = execute(torch.full((1, 3, 8, 8), 0.5 + n), STEP)
+    there = os.path.exists(sys.argv[1] + "/globalrank-0_localrank-0.h5")
+    assert there == (n >= STEP[-1] - 1 and STEP != [7]), n  # as soon as the last step that is wanted is there
+try:
+    execute(torch.ones(1, 3, 8, 8), STEP, torch.nn.Linear(8, 8))
+except Exception as error:
+    assert "already dumps Vision there" in str(error), error
+else:
+    raise AssertionError("two models in one folder")
+torch.save(seen, sys.argv[1] + ".pt")
+"""
+
+
+def test_a_debugger_made_anew_in_every_call_goes_on_with_the_dump(tmp_path):
+    said = python(tmp_path, VISION + ANEW.replace("STEP", "[1, 3]"), "dump").stderr
+    assert "nothing was dumped" not in said and "was deleted" not in said
+    seen = torch.load(tmp_path / "dump.pt")
+    with h5py.File(tmp_path / "dump" / "globalrank-0_localrank-0.h5") as file:
+        assert sorted(file) == ["1", "3"]
+        for group, step in (("1", 0), ("3", 2)):
+            np.testing.assert_array_equal(file[group]["patch.Conv2d.0.forward_output.0"][()], seen[step].numpy())
+    # Once more into the same folder, by a new process: the dump is that of the second.
+    python(tmp_path, VISION + ANEW.replace("STEP", "[1]"), "dump")
+    with h5py.File(tmp_path / "dump" / "globalrank-0_localrank-0.h5") as file:
+        assert sorted(file) == ["1"]
+
+
+def test_a_dump_that_took_nothing_says_why(tmp_path):
+    said = python(tmp_path, VISION + ANEW.replace("STEP", "[7]"), "dump").stderr
+    assert "nothing was dumped into" in said and "step 7 was asked for, and 3 ran (the first is step 1)" in said
+    never = VISION + "from whence.compat.torch_xray import PrecisionDebugger\nPrecisionDebugger(sys.argv[1], model=model).start()\n"
+    assert "the Vision that it was given was never called" in python(tmp_path, never, "never").stderr
+    other = never.replace("model=model", "rank=[1], model=model") + "model(torch.ones(1, 3, 8, 8))\n"
+    assert "rank 0 was not asked for" in python(tmp_path, other, "other").stderr
+
+
 def test_what_is_not_understood_is_an_error():
     from whence.compat.torch_xray import PrecisionDebugger, begin_dump
     from whence.errors import UsageError
 
-    for wrong in ({"hook_name": "overflow"}, {"stepp": 1}, {"step": ["x"]}, {"rank": [-1]}):
+    for wrong in ({"hook_name": "overflow"}, {"stepp": 1}, {"step": ["x"]}, {"step": [0]}, {"rank": [-1]}):
         with pytest.raises(UsageError):
             PrecisionDebugger("dump", **wrong)
     with pytest.raises(UsageError, match=r"no option 'hook_nam'; did you mean hook_name\?"):
@@ -136,7 +187,7 @@ def test_operators_become_tests_and_their_tables_a_diff(tmp_path):
     assert {(*r["args"]["self"]["shape"], r["args"]["self"]["dtype"]) for r in gelu} == {(2, 8, "torch.float32")}
     assert sum(r["count"] for r in gelu) == 4
     assert not any(r["op"].startswith("aten.cumsum") for r in told["records"])
-    whence(tmp_path / "xray_debug", *JPROF, folder / "dump.json")
+    whence(folder, *JPROF, "dump.json")
     for device in ("xpu", "gpu"):
         options = [f"--detail_compare_path={device}.csv", str(folder / "pytests"), "--seed", "42"]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]

@@ -1,9 +1,13 @@
 """torchair: a GE configuration against an FX configuration, and one that goes on to torchair itself."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from scripts import python
 
 from whence import compare, open_run
+from whence.cli import execute
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch]
@@ -17,7 +21,7 @@ if BUG:
     with torch.no_grad():
         model[3].weight[2] *= 1.5
 make = torchair_dump.get_ge_dump_config if sys.argv[1] == "ge" else torchair_dump.get_fx_dump_config
-config = make(dump_path=sys.argv[2])
+config = make(dump_path=sys.argv[2]) if len(sys.argv) > 2 else make()
 npu_backend = tng.get_npu_backend(compiler_config=config)
 plain = model(torch.ones(2, 8))
 compiled = torch.compile(model, backend=npu_backend, dynamic=True)
@@ -27,18 +31,37 @@ torch.testing.assert_close(out, plain)
 """
 
 
-def test_a_ge_configuration_against_an_fx_configuration(tmp_path):
-    said = python(tmp_path, GRAPH, "fx", "golden").stderr
+def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, capsys):
+    said = python(tmp_path, GRAPH, "fx").stderr
     assert "torchair.get_npu_backend is  whence run --level graph --graph-mode fx -o RUN -- CMD" in said
     python(tmp_path, GRAPH, "ge", "mine")
     python(tmp_path, GRAPH, "ge", "wrong", "bug")
-    (run,) = (tmp_path / "golden" / "msit_fx_dump").glob("dump_*")
-    names = {call.op_type for call in open_run(str(run)).calls if call.kind == "operator"}
-    assert {"addmm"} <= names
-    clean, found = (compare(tmp_path / "golden", tmp_path / side) for side in ("mine", "wrong"))
-    assert not clean.findings
-    assert found.status == "different"
+    # Where the guide says, with the files that it says.
+    (eager,) = (tmp_path / "data_dump" / "1").glob("gm_????????????????????_dump")
+    saved = np.load(next(eager.glob("addmm-aten.addmm.default.INPUT.1.????????????????????.npy")))
+    np.testing.assert_array_equal(saved, np.ones((2, 8), np.float32))
+    (dump,) = (tmp_path / "mine").glob("dump_*")
+    assert {p.name.rpartition("_graph_")[0] for p in dump.glob("*.txt")} == {"dynamo_original", "dynamo_optimized"}
+    operators = next(p for p in dump.iterdir() if p.name.isdigit() and len(p.name) == 14)
+    assert list(operators.glob("0/graph_1/1/0/Addmm.addmm.*.output.0.npy"))
+    monkeypatch.chdir(tmp_path)
+    (wrong,) = Path("wrong").glob("dump_*")
+    for place, code in ((dump, 0), (wrong, 1)):
+        line = ["msit", "llm", "compare", "--my-path", str(place), "--golden-path", "data_dump"]
+        assert execute(line) == code
+        told = capsys.readouterr()
+        assert "msit_llm_logger - INFO - Comparing GE with FX\n" in told.err
+        assert "msit_llm_logger - INFO - All token ids in my_dump_data: dict_keys([0])\n" in told.err
+        assert "msit_llm_logger - INFO - Saved comparing results: ./msit_cmp_report_" in told.err
+    found = compare(tmp_path, wrong)
     assert (found.findings[0].name, found.findings[0].slot) == ("3", "param.weight")
+    # The tool's own files are a dump of its kind each, also without the run beside them.
+    for place, kind, step in ((Path("data_dump"), "fx", "addmm"), (operators, "ge", "addmm")):
+        for path in (place / "run.json", *place.glob("rank*")):
+            path.rename(tmp_path / f"{kind}-{path.name}") if path.exists() else None
+        opened = open_run(str(place))
+        assert (opened.info.kind, {call.step for call in opened.calls}) == (kind, {0})
+        assert step in {call.scope for call in opened.calls}
 
 
 def test_torchair_gets_its_own_configuration(tmp_path):

@@ -3,6 +3,7 @@
 Importing it loads no framework and no stage; each function imports what it needs when it is called.
 """
 
+from whence.api.atb_layout import lay_out_atb
 from whence.api.capturing import attach, begin_dump, capture, end_dump
 from whence.api.converting import convert, formats
 from whence.api.differing import auto_diff
@@ -31,7 +32,7 @@ __all__ = [
     "attach", "attach_labels", "auto_diff", "begin_dump", "capture", "check_output", "chosen_operators", "cmp_report", "compare",
     "compare_labels", "compile", "convert", "diff_results", "doctor", "doctor_command", "end_dump", "face", "fault_sites",
     "first_difference", "formats", "free_output", "generate_tests", "include", "keep_latest", "label", "labels_compared", "ladder",
-    "ladder_command", "latest", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run", "open_to_show", "page",
-    "planted", "plots", "record", "recording", "recover", "report_html", "repro", "run_command", "run_labels", "scrub", "signatures",
-    "task", "tokens", "trace", "views", "warmup", "watch", "write", "write_labels",
+    "ladder_command", "latest", "lay_out_atb", "load_comparison", "load_policy", "locate", "map_weights", "new_id", "open_run",
+    "open_to_show", "page", "planted", "plots", "record", "recording", "recover", "report_html", "repro", "run_command",
+    "run_labels", "scrub", "signatures", "task", "tokens", "trace", "views", "warmup", "watch", "write", "write_labels",
 ]  # fmt: skip

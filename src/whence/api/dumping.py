@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 _BESIDE = "whence-run"
 _BELOW = (
     _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump",
-    "proc_*/dump", "xray_debug/proc_*/dump",
+    "proc_*/dump", "xray_debug/proc_*/dump", "[a-z]*_[0-9]*", "tensors/*/whence-run", "ait_dump/tensors/*/whence-run", "data_dump",
+    "whence-run-*", "ait_dump/whence-run-*",
 )  # fmt: skip
 _OFTEN_BYTES = 64 << 20
+_open: dict[Path, Dump] = {}  # of this process, by where they lie
 _NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
 
 
@@ -33,22 +35,27 @@ class Dump:
     steps: those wanted; None for all. They are counted by `mark`, or where that is never called by the calls of the model, from 0.
     layout: writer (docs/convert.md) that puts the run as another tool's dump into the folder `path`, at every pause and at the end; laid:
     its options; wanted: of which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with other
-    files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run. Ends with the process. A layout that
-    cannot be written is told on stderr, and the program goes on. Raises UsageError, StoreFailed.
+    files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run, and a run that another process still
+    writes is joined, not replaced. Ends with the process. A layout that cannot be written is told on stderr, and the program goes on;
+    so is a dump that took nothing. first: the number that the user gives the first step. Raises UsageError, StoreFailed.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], model: Any = None, *, steps: Collection[int] | None = None, layout: str = "",
-        laid: Mapping[str, Any] = {}, wanted: Callable[[Call], bool] | None = None, **options: Any,
+        laid: Mapping[str, Any] = {}, wanted: Callable[[Call], bool] | None = None, first: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         from whence.api import labelling
         from whence.api.capturing import _listener, _session
         from whence.capture import launch
         from whence.capture.options import make
+        from whence.errors import UsageError
 
         chosen = make(**options)
         self.destination = Path(path).absolute()
-        self.folder = _create(self.destination, chosen)
+        if opened(self.destination) is not None:
+            raise UsageError(f"this process already dumps into {self.destination}; choose another folder for another model")
+        self.model, self._first, self._took = model, first, False
+        self.folder = created(self.destination, chosen)
         self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
         self._marks: list[int] = []
         self._written = self._waiting = self._laid_out = -1
@@ -63,6 +70,7 @@ class Dump:
         self._listener.install()
         self._labelled = labelling.taking(self.session, str(self.folder))
         self._closed = False
+        _open[self.destination] = self
         atexit.register(self.close)
 
     @property
@@ -82,8 +90,7 @@ class Dump:
         self._listener.active = False
         if self.session.active and self.session.calls:
             self._listener.drain()
-            if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
-                self._lay_out()
+            self._lay_out_if_small()
 
     def mark(self) -> None:
         """A step begins here, unless nothing was called since the last one began. Of steps that are not wanted no tensor is taken."""
@@ -101,18 +108,50 @@ class Dump:
             return
         self._closed = True
         atexit.unregister(self.close)
+        _open.pop(self.destination, None)
+        refused = self.session.failed
         self._listener.remove()
         self.session.close()
         self._labelled()
         if self.session.calls:
             self._lay_out()
+        if not self._took and (why := self._why_nothing(refused)):
+            from whence.capture.labelling import complain
+
+            complain(f"nothing was dumped into {self.destination}: {why}")
+
+    def _why_nothing(self, refused: str) -> str:
+        """Why the dump is empty; "" where another process of the job dumps instead. refused: why the session ended before its time."""
+        if refused:
+            return "" if _job() else refused
+        of = f"the {type(self.model).__name__} that it was given" if self.model is not None else "a model"
+        if not self.session.calls:
+            return f"{of} was never called while it listened"
+        ran = len(self._marks) if self._marks else 0
+        if self._steps is not None and ran and min(self._steps) >= ran:
+            numbers = ", ".join(str(step + self._first) for step in sorted(self._steps)[:8])
+            return f"step {numbers} was asked for, and {ran} ran (the first is step {self._first})"
+        if self._steps is not None:
+            numbers = ", ".join(str(step + self._first) for step in sorted(self._steps)[:8])
+            return f"no call fell into step {numbers} (the first is step {self._first})"
+        return f"{self.session.calls} calls were seen, and none was selected"
 
     def _step_ended(self, root: str, step: int) -> None:
         """The last of the steps that are wanted is there: the tool's files need not wait for the end of the process."""
-        if self._steps and not self._marks and step == max(self._steps):
+        if not self._steps:
+            return
+        if self._marks and len(self._marks) - 1 == max(self._steps):
+            self._lay_out_if_small()
+        elif not self._marks and step == max(self._steps):
+            self._lay_out()
+
+    def _lay_out_if_small(self) -> None:
+        """Write the layout again unless that would take long: it is written as a whole every time."""
+        if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
             self._lay_out()
 
     def _lay_out(self) -> None:
+        self._took = self._took or (not self._layout and self.session.records > 0)
         if not self._layout or self.session.records == self._laid_out:
             return
         self._laid_out = self.session.records
@@ -126,6 +165,7 @@ class Dump:
             self._written = max(sink.nbytes, 1)
             shown = cut(run, self._is_shown, self._step if self._marks else None)
             if len(shown.calls):
+                self._took = True
                 self._make_room(shown)
                 writers.named(self._layout).write(shown, self.destination, **self._laid)
         except Exception as error:  # noqa: BLE001 - the program comes first, and the run is whole
@@ -146,6 +186,12 @@ class Dump:
 
     def _step(self, call: Call) -> int:
         return max(bisect.bisect_right(self._marks, call.order) - 1, 0)
+
+
+def opened(path: str | os.PathLike[str]) -> Dump | None:
+    """The dump of this process that still writes into `path`."""
+    found = _open.get(Path(path).absolute())
+    return found if found is not None and found.is_open and found._pid == os.getpid() else None
 
 
 def below(folder: Path) -> Path | None:
@@ -191,7 +237,7 @@ def _above(run: Run, call: Call, places: dict[int, int]) -> int:
     return places[parent]
 
 
-def _create(folder: Path, chosen: CaptureOptions) -> Path:
+def created(folder: Path, chosen: CaptureOptions) -> Path:
     """Make the run, or join that of this job; where it lies."""
     from whence import store
     from whence.api.capturing import _info
@@ -202,6 +248,11 @@ def _create(folder: Path, chosen: CaptureOptions) -> Path:
     job = _job()
     with _alone(folder.parent):
         if job and store.is_run(folder) and load_info(folder).settings.get("job") == job:
+            return folder
+        if store.is_run(folder) and store.is_written(folder):
+            from whence.capture.labelling import complain
+
+            complain(f"{folder} is still being written by another process: what this one computes goes into the same run")
             return folder
         info = _info(chosen)
         store.create(folder, msgspec.structs.replace(info, settings={**info.settings, "job": job} if job else info.settings), force=True)

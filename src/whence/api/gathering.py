@@ -94,20 +94,24 @@ def gather(
     return len(found)
 
 
-def labelled_launch(name: str, runner: str, most: int | None, dump: str) -> Beside:
-    """What labels need of a launched command: variables for it and its library before, files read afterwards. Raises UsageError."""
+def labelled_launch(name: str, runner: str, most: int | None, dump: str, environment: Mapping[str, str] | None = None) -> Beside:
+    """What labels need of a launched command: variables for it and its library before, files read afterwards. Raises UsageError.
+
+    environment: of the command, None for ours; what it already says to the library is left as it is.
+    """
     if not name and (runner or most is not None):
         raise UsageError("library-runner and library-max say what a library saves: they need --library")
     library: dict[str, Any] | None = None
     variables: dict[str, str] = {}
     if name:
-        loaded = load(name, runner=runner, most=most, dump=dump)
+        given = os.environ if environment is None else environment
+        loaded = load(name, runner=runner, most=most, dump=dump, environment=given)
         library, variables = encoded(loaded), loaded.variables
     elif dump:
         library = encoded(anywhere(str(Path(dump).absolute())))
     began = time.time()
 
-    def environment(child: dict[str, str], run_path: str) -> dict[str, str]:
+    def prepared(child: dict[str, str], run_path: str) -> dict[str, str]:
         place = left_over(Path(run_path))
         place.mkdir(mode=0o700, exist_ok=True)
         config = {**json.loads(child[ENVIRONMENT]), "library": library}
@@ -116,7 +120,7 @@ def labelled_launch(name: str, runner: str, most: int | None, dump: str) -> Besi
     def ended(run_path: str, keep: str) -> int:
         return gather(run_path, library=library, since=began, keep=keep)
 
-    return Beside(environment, ended)
+    return Beside(prepared, ended)
 
 
 def left_over(run: Path) -> Path:

@@ -26,7 +26,7 @@ from whence.results import Comparison, Coverage, Finding, Generation, Plan, Prom
 if TYPE_CHECKING:
     from whence.api.comparing import CompareOptions
 
-_TF32 = 2.0**-11
+_TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
 _FAULTY = ("introduced", "param-diff", "structural", "precision")
 _WRONG = ("introduced", "structural")
 _BAD = ("unexplained", "off")
@@ -210,11 +210,17 @@ class _Generated:
         return out, lengths
 
     def _roundoff(self, places: Iterable[_At], *, weights: bool = True) -> float:
-        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise.
+        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is quantised, which rounds otherwise, and where
+        its precision is not known.
 
         weights: False leaves quantised parameters out, where both runs have the same.
         """
         widths = [U32]
+        assumed = {run.info.options.get("precision") for run in self.runs}
+        if "unknown" in assumed:
+            return 0.0
+        if "16 bits" in assumed:
+            widths.append(_BFLOAT16)
         for place in places:
             pair = self.pairs[place.pair]
             for run, prompt in zip(self.runs, (self.left[pair.reference], self.right[pair.target])):

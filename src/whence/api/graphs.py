@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from whence.errors import UsageError
@@ -64,29 +65,48 @@ def compile(  # noqa: A001 - the name that users know from torch
     return compiled_by(model, listen, **wanted)
 
 
-def backend(path: str | os.PathLike[str], mode: str = "exact", *, steps: Collection[int] | None = None, **options: Any) -> Any:
+def backend(
+    path: str | os.PathLike[str], mode: str = "exact", *, steps: Collection[int] | None = None, laid: bool = False, **options: Any
+) -> Any:
     """A backend for `torch.compile` whose graphs are captured into the run `path`, until `backend.close()` or the end of the process.
 
-    mode, options: as `compile` takes them. steps: calls of the outermost module that are taken, None for all. It is inductor otherwise, and
-    stays so when the capture has ended. Raises UsageError, CaptureError for a torch that cannot be captured so, OutputExists, StoreFailed.
+    mode, options: as `compile` takes them. steps: calls of the outermost module that are taken, None for all. laid: write the tool's
+    own files there too when it ends (`graph_layout`). It is inductor otherwise, and stays so when the capture has ended. A run that
+    is there is replaced; beside other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch that cannot
+    be captured so, StoreFailed.
     """
-    from whence import store
-    from whence.api.capturing import _Externals, _info, _session
+    from whence.api.capturing import _Externals, _session
+    from whence.api.dumping import created
     from whence.capture import launch, torch_inductor
     from whence.capture.options import make
     from whence.capture.torch_graph import GraphListener, backend_with
 
     chosen = make(**options, level="graph", graph_mode=mode)
     torch_inductor.check(chosen.graph_mode)
-    folder = os.fspath(path)
+    destination = Path(path).absolute()
+    folder = str(created(destination, chosen))
     session = _session(folder, chosen, None)
     if steps is not None:
         session.only_steps(steps)
-    store.create(folder, _info(chosen), force=chosen.force)
     launch.apply_determinism(chosen)
     listener = GraphListener(session, None, folder=folder, find_external=_Externals(None, session))
     listener.install()
-    return backend_with(listener)
+    return backend_with(listener, (lambda: _lay_out(folder, destination, chosen.graph_mode)) if laid else None)
+
+
+def _lay_out(folder: str, destination: Path, mode: str) -> None:
+    """The tool's own files; what cannot be written is told, and the run is whole."""
+    from whence.api import graph_layout
+    from whence.capture.labelling import complain
+    from whence.store.folder import process_folders
+
+    if not process_folders(Path(folder)):
+        complain(f"nothing was dumped into {destination}: no compiled graph ran")
+        return
+    try:
+        (graph_layout.lay_out_fx if mode == "fx" else graph_layout.lay_out_ge)(folder, destination)
+    except Exception as error:  # noqa: BLE001 - the process ends, and the run is whole
+        complain(f"{destination} has the run but not the tool's own files: {error}")
 
 
 def observer_effects(run: Run) -> Iterator[str]:

@@ -66,7 +66,7 @@ def run_command(
 
     chosen = make(**options)
     check_patch(chosen, run_path)
-    extra = labelled_launch(library, library_runner, library_max, library_dump)
+    extra = labelled_launch(library, library_runner, library_max, library_dump, environment)
 
     def create(path: str, info: RunInfo, force: bool) -> None:
         store.create(path, info, force=force)

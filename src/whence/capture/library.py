@@ -22,10 +22,11 @@ FOLDER = Path(__file__).parent / "libraries"
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a library is made to save its tensors.
 
-    variables: of the environment of the program, set to what {max}, {runner} and {dump} make of these texts. max: of {max} when
-    nobody says. dump: the folder it writes to when nobody says, below the folder the program is started in. task: variables
-    that change with each task, from {pid}, {task} and {number} (of the task, from 0). places: where the file of a label lies below
-    the dump folder, from these, {tid}, {rank}, {file} and wild cards; the first that exists counts.
+    variables: of the environment of the program, set to what {max}, {runner} and {dump} make of these texts; one that the user has
+    exported stays as it is unless an option says otherwise. max: of {max} when nobody says. dump: the folder it writes to when nobody
+    says, below the folder the program is started in. task: variables that change with each task, from {pid}, {task} and {number} (of
+    the task, from 0). places: where the file of a label lies below the dump folder, from these, {tid}, {rank}, {file} and wild cards;
+    the first that exists counts.
     """
 
     variables: dict[str, str] = {}
@@ -61,10 +62,13 @@ def known() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def load(name: str, *, runner: str = "", most: int | None = None, dump: str = "", here: Path | None = None) -> Library:
+def load(
+    name: str, *, runner: str = "", most: int | None = None, dump: str = "", here: Path | None = None, environment: Mapping[str, str] = {}
+) -> Library:
     """The library called `name`, or described by the profile file `name`, and what is asked of it.
 
     runner: white list of its operations, "" for all. most: tokens. dump: its folder of tensors. here: where the program starts.
+    environment: of the program; its variables win over what the profile assumes, and lose against `runner`, `most` and `dump`.
     Raises UsageError: no such profile or file, a key that is not known, a number below 1.
     """
     file = FOLDER / f"{name}.yaml"
@@ -82,10 +86,17 @@ def load(name: str, *, runner: str = "", most: int | None = None, dump: str = ""
     except (OSError, UnicodeDecodeError, configs.NotConfig, msgspec.ValidationError) as error:
         words = " ".join(str(error).split())
         raise UsageError(f"library profile {file}: {words}; known keys: {', '.join(Profile.__struct_fields__)}") from None
-    folder = os.path.normpath((here or Path.cwd()) / Path(dump or profile.dump).expanduser())
+    said = {"max": most is not None, "runner": bool(runner), "dump": bool(dump)}
+    kept = {
+        variable: environment[variable]
+        for variable, text in profile.variables.items()
+        if variable in environment and not any(said[option] and "{" + option + "}" in text for option in said)
+    }
+    place = dump or next((kept[v] for v, text in profile.variables.items() if v in kept and text.rstrip("/") == "{dump}"), "")
+    folder = os.path.normpath((here or Path.cwd()) / Path(place or profile.dump).expanduser())
     values: dict[str, Any] = {"max": profile.max if most is None else most, "runner": runner, "dump": folder}
     variables = {variable: filled(str(text), **values) for variable, text in profile.variables.items()}
-    return Library(Path(name).stem, profile, folder, variables)
+    return Library(Path(name).stem, profile, folder, {**variables, **kept})
 
 
 def anywhere(dump: str = "", cwd: str = "") -> Library:

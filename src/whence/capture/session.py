@@ -173,20 +173,20 @@ class Session:
             return
         size = self._sink.nbytes - self._step_start
         parameters = self._parameter_bytes - self._parameters_before
-        kept = self.elements_on
+        kept, wanted = self.elements_on, self.selector.only is None or step in self.selector.only
         try:
             self._sink.step(Step(root, step, size, kept, self.rank))
         except StoreFailed as error:
             self.fail(str(error))
             return
-        if kept:
+        if kept and wanted:
             # The first step holds the parameters too, the later ones do not unless an optimizer changes them.
             first = root not in self._step_bytes
             self._step_bytes[root] = size - parameters if first else max(size, self._step_bytes[root])
             if first and root not in self._announced:
                 self._announced.add(root)
                 self._tell(self._size_of_a_step(root, size - parameters, parameters))
-        elif root not in self._announced:
+        elif root not in self._announced and wanted:
             self._announced.add(root)
             if self.options.keep == "full":
                 self._tell(f"whence: {root}: no whole step fits --max-bytes {size_words(self.max_bytes)}; statistics and hashes go on")

@@ -922,10 +922,13 @@ def compiled_by(
     return made
 
 
-def backend_with(listener: GraphListener) -> Any:
-    """Inductor for `torch.compile`, its graphs told to a listener that is installed; `close()` ends it, with its session."""
+def backend_with(listener: GraphListener, ended: Callable[[], None] | None = None) -> Any:
+    """Inductor for `torch.compile`, its graphs told to a listener that is installed; `close()` ends it, with its session.
+
+    ended: called then, in the process that made it.
+    """
     backend = _Inductor(None, None, None)
-    backend.listener = listener
+    backend.listener, backend.ended, backend.process = listener, ended, os.getpid()
     atexit.register(backend.close)
     return backend
 
@@ -937,6 +940,8 @@ class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
     """
 
     listener: GraphListener | None = None
+    ended: Callable[[], None] | None = None
+    process = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         listener = self.listener
@@ -952,6 +957,8 @@ class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
             listener, self.listener = self.listener, None
             listener.remove()
             listener.session.close()
+            if self.ended is not None and self.process == os.getpid():
+                self.ended()
 
     def __eq__(self, other: Any) -> bool:
         return self is other

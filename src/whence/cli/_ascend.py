@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from whence.cli import _files
 from whence.errors import UsageError
 
 _TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
@@ -59,7 +60,9 @@ def _dump(tool: str) -> click.Command:
         "--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]"
     )
     @click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only.")
-    @click.option("-ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers.")
+    @click.option(
+        "-ids", "--ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers."
+    )
     @click.option("-er", "--execute-range", default="0,0", show_default=True, metavar="0,1000", help="Tokens, first and last.")
     @click.option("-child", "--save-operation-child", "child", type=click.BOOL, default=True, help="With -ids: what they call too.")
     @click.option(
@@ -91,12 +94,42 @@ def _dump(tool: str) -> click.Command:
         from whence import api
 
         options = _options(**given)
-        run = Path(output) / f"{tool}_dump_{time.strftime('%Y%m%d_%H%M%S')}"
+        stamp = time.strftime("%Y%m%d_%H%M%S")
+        # ait gathers the dumps of all processes in one folder, msit has one for each call.
+        folder = Path(output) / ("ait_dump" if tool == "ait" else f"{tool}_dump_{stamp}")
+        run = _free(folder / f"whence-run-{stamp}") if tool == "ait" else folder
         words = [f"--{k.replace('_', '-')}{'' if v is True else f' {_word(v)}'}" for k, v in options.items()]
         _same(f"{tool} llm dump", " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]))
-        return api.run_command(shlex.split(command), str(run), **options)
+        code = api.run_command(shlex.split(command), str(run), **options)
+        _lay_out(run, folder, given["types"] or ("tensor", "model"))
+        return code
 
     return dump
+
+
+def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
+    """Write the tool's own files beside the run, and say where they are. What cannot be written is told; the run is there."""
+    from whence import api
+    from whence.errors import WhenceError
+
+    try:
+        laid = api.lay_out_atb(run, folder, kinds=types)
+    except WhenceError as error:
+        _tell(f"the tool's own files are not there: {error}")
+        return
+    for sentence in laid.left_out:
+        _tell(sentence)
+    for layer in laid.layers:
+        _tell(f"layer {layer.number}: {layer.kind} {layer.name}, {layer.file}")
+    if laid.layers:
+        _tell(f"the last layer is number {laid.layers[-1].number}: --ids {laid.layers[-1].number} dumps it alone")
+    if run != folder and len(laid.tensors) == 1:  # one process: its run goes where its tensors are
+        (place,) = laid.tensors.values()
+        run = run.rename(place / "whence-run")
+    for place in laid.tensors.values():
+        _tell(f"tensors: {place}")
+    if run != folder:
+        _tell(f"the run: {run}")
 
 
 def _options(
@@ -183,8 +216,12 @@ def _compare(tool: str) -> click.Command:
             if value:
                 raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
         _same(f"{tool} llm compare", f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit")
+
+        def log(line: str) -> None:
+            click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
+
         with _progress.shown() as count:
-            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, progress=count)
+            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, say=log, progress=count)
         sys.stdout.write(f"{report.answer(result)}written to {path}\n")
         return CODES[result.status]
 
@@ -194,7 +231,7 @@ def _compare(tool: str) -> click.Command:
 def _aclcmp() -> click.Command:
     @click.command("aclcmp", context_settings=_CONTEXT)
     @click.option("--exec", "command", metavar="CMD", help="The command, quoted.")
-    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./aclcmp_report, numbered if it exists]")
+    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]")
     @click.option("--golden-path", "golden", metavar="RUN", help="Labels of the reference, of a run of its own.")
     @click.option("--my-path", "mine", metavar="RUN", help="Labels of the target.")
     @click.option("--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run.")
@@ -203,15 +240,15 @@ def _aclcmp() -> click.Command:
         from whence import api, report
         from whence.cli.compare import CODES
 
-        folder = output or str(api.free_output("aclcmp_report"))
+        folder = output or str(_free(Path("cmp_dump_data")))
         if golden and mine and not command:
             _same("ait debug compare aclcmp", f"whence labels {shlex.quote(golden)} {shlex.quote(mine)} -o {shlex.quote(folder)}")
             result: Any = api.compare_labels(golden, mine, output=folder)
             code = 0
         elif command and not golden and not mine:
-            words = f"whence run --compare -o {shlex.quote(folder)} --library acltransformer --library-max 10000 -- {command}"
+            words = f"whence run --compare -o {shlex.quote(folder)} --library acltransformer -- {command}"
             _same("ait debug compare aclcmp", words)
-            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer", library_max=10000)
+            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer")
             if result is None:
                 return code
         else:
@@ -219,9 +256,22 @@ def _aclcmp() -> click.Command:
         if clean:
             _tell("--clean changes nothing: whence scrub removes elements from a run")
         sys.stdout.write(report.labels_answer(result, folder))
+        if not output:
+            table = _free(Path("cmp_report.csv"))
+            _files.write(table, (Path(folder) / "cmp_report.csv").read_text(encoding="utf-8"), force=False)
+            sys.stdout.write(f"written to {table}\n")
         return code or CODES[result.status]
 
     return aclcmp
+
+
+def _free(path: Path) -> Path:
+    """`path`, numbered (`name-2.csv`) where it exists: nothing that was written before is lost."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
 
 
 def _word(value: Any) -> str:

@@ -29,7 +29,7 @@ def command() -> None:
 @click.argument("output", metavar="OUT", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def summary_command(dump: str, output: str, force: bool) -> int:
-    """Write min, max, mean and std of every tensor: as text, or as csv where OUT ends so."""
+    """Write min, max, mean and std of every tensor: as a table in a frame, or as csv where OUT ends so."""
     from whence import api, report
 
     _same_as(f"whence show {dump}")
@@ -81,13 +81,13 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the tests that were written before.")
 def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> int:
-    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests beside dump.json."""
+    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests of the current folder."""
     from whence import api, report
 
     if not Path(dump).exists():
         raise click.UsageError(f"{dump} does not exist; end_dump of torch_xray writes xray_debug/proc_<pid>/dump.json")
     folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
-    run, output = folder / "dump", folder / "pytests"
+    run, output = folder / "dump", Path("pytests")
     _same_as(f"whence ops generate {run} -o {output} --factory {factory}")
     written = api.generate_tests(run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force)
     for line in report.written(written):
@@ -107,7 +107,7 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     _same_as(f"whence ops diff {reference} {target} -o {output}   (the reference: {reference})")
     _files.check(Path(output), force)
     found = api.diff_results(reference, target)
-    _files.write(Path(output), report.tested_csv(found, sides=("xpu", "gpu")), force)
+    _files.write(Path(output), report.tested_csv(found, xray=True), force)
     click.echo(report.tested_text(found), nl=False)
     return _CODES[found.status]
 

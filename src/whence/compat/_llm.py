@@ -18,13 +18,15 @@ _STATISTICS = {0: "full", 1: "stats", 2: "full"}
 
 
 class DumpConfig:
-    """What is dumped, and where: below `dump_path`, `<ait or msit>_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
+    """What is dumped, and where: below `dump_path`, for ait `<device>_<process>/` and for msit
+    `msit_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
 
-    token_range: tokens (calls of the model, from 0) to dump. module_list: classes of modules, or their names; [] for all. api_list:
-    operators that the tool's files have (the run has all); mode: "module", "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both.
-    device_id: only on this device. layer_name: names or a pattern with `*`, from "root" on. dump_last_logits: the logits of each token
-    alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight: weights too (the run has them
-    always). seed: for every framework, with deterministic kernels. Raises UsageError for what is not understood.
+    token_range: tokens (calls of the model, from 0) to dump; the first when it is not given, of dump_last_logits all. module_list:
+    classes of modules, or their names; [] for all. api_list: operators that the tool's files have (the run has all); mode: "module",
+    "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both. device_id: only on this device. layer_name: names or a pattern with `*`,
+    from "root" on. dump_last_logits: the logits of each token alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze:
+    statistics too. dump_weight: weights too (the run has them always). seed: for every framework, with deterministic kernels. Raises
+    UsageError for what is not understood.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class DumpConfig:
             if value not in known:
                 raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, known))}")
         self.dump_path = Path(dump_path or ".")
-        self.steps = numbers("token_range", [0] if not token_range else list(token_range))
+        self.steps = numbers("token_range", list(token_range) if token_range else None if dump_last_logits else [0])
         self.device_id, self.modes = device_id, modes
         self.apis = tuple(_named(api) for api in api_list or ())
         self.options: dict[str, Any] = {}
@@ -84,17 +86,49 @@ def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_d
     if config.device_id is not None and device != "cpu" and not device.endswith(str(config.device_id)):
         once(f"register_hook: this process computes on {device}, device_id is {config.device_id}: nothing is dumped here")
         return
-    place = f"{tool.partition('_')[0]}_dump_{time.strftime('%Y%m%d_%H%M%S')}"
-    folder = config.dump_path / place / "torch_tensors" / f"{device}_{os.getpid()}"
+    folder = _folder(tool, config.dump_path, f"{device}_{os.getpid()}", model)
+    if folder is None:
+        once("register_hook: this model is dumped already; the first configuration holds")
+        return
     modules = "module" in config.modes
+    laid = {**config.laid, "head": _head(model) if level == "logits" else ""}
 
     def wanted(call: Any) -> bool:
         if call.kind == "module":
             return modules
         return not config.apis or any(re.search(rf"(^|[.:]){re.escape(api)}(\.|$)", call.op) for api in config.apis)
 
-    Dump(folder, model, steps=config.steps, layout="msit_torch", laid=config.laid, wanted=wanted, **config.options)
+    Dump(folder, model, steps=config.steps, layout="msit_torch", laid=laid, wanted=wanted, **config.options)
     once(f"dumped into {folder}")
+
+
+def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None:
+    """Where this process dumps a model, a place of its own for each model; None where this one is dumped there already.
+
+    The guides of ait say `<dump_path>/<device>_<process>`, those of msit `<dump_path>/msit_dump_<time>/torch_tensors/<device>_<process>`.
+    """
+    from whence.api.dumping import opened
+
+    parent = dump_path
+    if not tool.startswith("ait"):
+        parent = dump_path / f"{tool.partition('_')[0]}_dump_{time.strftime('%Y%m%d_%H%M%S')}" / "torch_tensors"
+    folder, number = parent / process, 1
+    while (there := opened(folder)) is not None:
+        if there.model is model:
+            return None
+        number += 1
+        folder = parent / f"{process}-{number}"
+    return folder
+
+
+def _head(model: Any) -> str:
+    """The name of the module that makes the logits, where the model says which it is; its files are named after it, as the tool's are."""
+    ask = getattr(model, "get_output_embeddings", None)
+    try:
+        head = ask() if callable(ask) else None
+    except Exception:  # noqa: BLE001 - the user's own method
+        head = None
+    return next((name for name, module in model.named_modules() if module is head), "") if head is not None else ""
 
 
 def registering(tool: str) -> Callable[..., None]:

@@ -33,7 +33,7 @@ def write(run: Path, path: Path) -> bool:
         plain = {name: value for name, value in call.arguments.items() if name not in slots["input"]}
         records.append(
             {
-                "index": len(records), "name": f"{len(records):05d}-{call.op.partition('.')[0]}", "op": call.op,
+                "index": len(records), "name": f"{call.id:05d}-{call.op.partition('.')[0]}", "op": call.op,
                 "module": call.scope, "phase": call.phase, "args": {**slots["input"], **plain},
                 "outputs": {**slots["output"], **{f"mutated.{k}": v for k, v in slots["mutated"].items()}},
                 "count": repeats.get(call.id, 1), "first_stack": call.source, "seconds": call.seconds,

@@ -24,7 +24,7 @@ def get_ge_dump_config(
     dump_path: str = ".", dump_mode: str = "all", fusion_switch_file: str | None = None, dump_token: Sequence[int] | None = None,
     dump_layer: Sequence[str] | None = None, compiler_config: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
-    """Dump what the compiled graph computes, into `<dump_path>/msit_ge_dump/dump_<time>`, which is a run of whence.
+    """Dump what the compiled graph computes, into `<dump_path>/dump_<time>`, which is a run of whence too.
 
     dump_mode: "all", "input" or "output". dump_token: steps to dump, from 0. fusion_switch_file, dump_layer: for torchair itself. Where
     torchair is installed, its own configuration is returned (the one given, or a new one). Raises UsageError.
@@ -34,8 +34,8 @@ def get_ge_dump_config(
 
     if dump_mode not in ("all", "input", "output"):
         raise UsageError(f"get_ge_dump_config(dump_mode={dump_mode!r}): all, input or output")
-    folder = Path(dump_path) / "msit_ge_dump"
     if _is_there():
+        folder = Path(dump_path) / "msit_ge_dump"
         return _of_torchair(folder, dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others)
     why = {
         "fusion_switch_file": "it switches fusions of GE; torch._inductor.config has inductor's",
@@ -45,18 +45,19 @@ def get_ge_dump_config(
     given = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
     without("get_ge_dump_config", given, why, ("dump_path", "dump_mode", "dump_token", "compiler_config"))
     config = _ours(compiler_config)
-    config.mode, config.folder, config.steps = "exact", folder / f"dump_{time.strftime('%Y%m%d_%H%M%S')}", numbers("dump_token", dump_token)
+    config.mode, config.folder = "exact", _new(Path(dump_path))
+    config.steps = numbers("dump_token", dump_token)
     config.slots = {"all": "both"}.get(dump_mode, dump_mode)
     return config
 
 
 def get_fx_dump_config(dump_path: str = ".", compiler_config: Any = None, **others: Any) -> Any:
-    """Run the graph node by node with torch's own operators and dump them, into `<dump_path>/msit_fx_dump/dump_<time>`, a run of whence.
+    """Run the graph node by node with torch's own operators and dump them, into `<dump_path>/data_dump`, which is a run of whence too.
 
     Where torchair is installed, its own configuration is returned. Raises UsageError.
     """
-    folder = Path(dump_path) / "msit_fx_dump"
     if _is_there():
+        folder = Path(dump_path) / "msit_fx_dump"
         config = _given(compiler_config)
         config.debug.data_dump.type = "npy"
         if hasattr(config.debug.data_dump, "path"):
@@ -65,8 +66,16 @@ def get_fx_dump_config(dump_path: str = ".", compiler_config: Any = None, **othe
         return config
     without("get_fx_dump_config", others, {"dump_mode": "inputs and outputs are always dumped"})
     config = _ours(compiler_config)
-    config.mode, config.folder = "fx", folder / f"dump_{time.strftime('%Y%m%d_%H%M%S')}"
+    config.mode, config.folder = "fx", Path(dump_path) / "data_dump"
     return config
+
+
+def _new(folder: Path) -> Path:
+    """`dump_<time>` in a folder, of a second in which there is none yet."""
+    now = time.time()
+    while (place := folder / f"dump_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}").exists():
+        now += 1
+    return place
 
 
 def _is_there() -> bool:

@@ -2,7 +2,7 @@
 
     from whence.compat.torch_xray import PrecisionDebugger
 
-    debugger = PrecisionDebugger(dump_path="./dump", hook_name="dump", rank=[0], step=[0, 1], model=model)
+    debugger = PrecisionDebugger(dump_path="./dump", hook_name="dump", rank=[0], step=[1, 2], model=model)
     debugger.start()                        # in every step, before the model is called
 
 writes `globalrank-<N>_localrank-<N>.h5` and `..._summary.csv` into dump_path, which is a run of whence too.
@@ -14,10 +14,13 @@ import atexit
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
+
+if TYPE_CHECKING:
+    from whence.api.dumping import Dump
 
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 
@@ -28,9 +31,10 @@ DEBUG = 0x102
 class PrecisionDebugger(Stepped):
     """Dumps what the modules of a model are given and make, between `start` and `stop`.
 
-    dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None for all; steps count from 0. model: a
-    torch.nn.Module, None for every model that is called. dump_torch_api: every operator too. Nothing of the program changes.
-    Raises UsageError for what is not understood, StoreFailed when nothing can be written.
+    dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None for all; ranks count from 0, steps
+    from 1, as the groups of the file do. model: a torch.nn.Module, None for every model that is called. dump_torch_api: every
+    operator too. A debugger that is made anew with the same dump_path in the same process goes on with the dump of the one before.
+    Nothing of the program changes. Raises UsageError for what is not understood, StoreFailed when nothing can be written.
     """
 
     def __init__(
@@ -43,7 +47,10 @@ class PrecisionDebugger(Stepped):
             raise UsageError(f"PrecisionDebugger(hook_name={hook_name!r}): only 'dump' is known")
         without("PrecisionDebugger", others, {}, ("dump_path", "hook_name", "rank", "step", "model", "dump_torch_api"))
         self._path, self._model = Path(dump_path), model
-        self._steps = numbers("step", step)
+        steps = numbers("step", step)
+        if steps is not None and 0 in steps:
+            raise UsageError("PrecisionDebugger(step=...): steps count from 1, the first inference is step 1")
+        self._steps = None if steps is None else frozenset(number - 1 for number in steps)
         ranks = numbers("rank", rank)
         self._options: dict[str, Any] = {"level": "op"} if dump_torch_api else {}
         if ranks is not None:
@@ -54,14 +61,31 @@ class PrecisionDebugger(Stepped):
         from whence.api.dumping import Dump
 
         if self._dump is None:
+            self._dump = self._of_this_process(model)
+        if self._dump is None:
             which = "every operator" if "level" in self._options else "modules"
             same_as("torch_xray.PrecisionDebugger", f"whence run -o RUN{' --level op' if which != 'modules' else ''} -- CMD")
             self._dump = Dump(
                 self._path, self._model if model is None else model, steps=self._steps, layout=_layout(),
-                laid={"leaves": which == "modules", "local_ranks": _local_ranks()}, **self._options,
+                laid={"leaves": which == "modules", "local_ranks": _local_ranks()}, first=1, **self._options,
             )  # fmt: skip
         self._dump.mark()
         self._dump.resume()
+
+    def _of_this_process(self, model: Any) -> Dump | None:
+        """The dump that an earlier debugger of this process began in the same folder. Raises UsageError where it is of another model."""
+        from whence.api.dumping import opened
+        from whence.errors import UsageError
+
+        found = opened(self._path)
+        wanted = self._model if model is None else model
+        if found is not None and found.model is not wanted:
+            kinds = [type(m).__name__ if m is not None else "every model" for m in (found.model, wanted)]
+            raise UsageError(
+                f"PrecisionDebugger(dump_path={str(self._path)!r}): this process already dumps {kinds[0]} there; "
+                f"choose another dump_path for {kinds[1]}"
+            )
+        return found
 
     def close(self) -> None:
         """End the dump; it ends with the process else."""

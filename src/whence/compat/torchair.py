@@ -42,4 +42,4 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
 
     how = f"--level graph{'' if compiler_config.mode == 'exact' else ' --graph-mode fx'}"
     same_as("torchair.get_npu_backend", f"whence run {how} -o RUN -- CMD")
-    return backend(compiler_config.folder, compiler_config.mode, steps=compiler_config.steps, slots=compiler_config.slots)
+    return backend(compiler_config.folder, compiler_config.mode, steps=compiler_config.steps, slots=compiler_config.slots, laid=True)

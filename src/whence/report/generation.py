@@ -81,7 +81,8 @@ def _prompt(prompt: Prompted, found: Generation) -> str:
     if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
         where += f", target step {prompt.target_step} row {prompt.target_row}"
     head = f"{prompt.number:>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
-    return f"{head:<14} {_what(prompt, found)}   ({where}; ids {ids})"
+    known = f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""  # dumps without token ids have -1
+    return f"{head:<14} {_what(prompt, found)}   ({where}{known})"
 
 
 def _what(prompt: Prompted, found: Generation) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from typing import Any
 
 from whence.report.fitting import shortened
@@ -14,24 +15,46 @@ SHOWN = 20
 WHY = 160  # characters of a reason
 
 
-def tested_csv(diff: Any, sides: tuple[str, str] = ("tgt", "ref")) -> str:
-    """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`. sides: what columns call them."""
+def tested_csv(diff: Any, *, xray: bool = False) -> str:
+    """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`.
+
+    xray: as summary_diff_check of torch_xray writes it: sides xpu and gpu, operators by their number in dump.json, `pass` and `fail`;
+    the name of the test stands behind.
+    """
+    sides = ("xpu", "gpu") if xray else ("tgt", "ref")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in sides]
-    writer.writerow(
-        ("name", "op_name", "dtype", "shape", "min-val", "max-val", "is_pass", *(f"{side}_max" for side in sides), *beyond, "why")
-    )
+    columns_ = ("name", "op_name", "dtype", "shape", "min-val", "max-val", "is_pass", *(f"{side}_max" for side in sides), *beyond, "why")
+    writer.writerow((*columns_, "test") if xray else columns_)
     for row in diff.rows:
         one = row.either
         pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]
+        passed: object = "" if row.passed is None else row.passed
+        name, dtype, more = row.name, one.dtype, [cell(row.name)] if xray else []
+        if xray:
+            name, dtype = _xray_name(row.name, one.op), _torch_dtype(one.dtype)
+            passed = {None: "", True: "pass", False: "fail"}[row.passed]
         writer.writerow(
             (
-                cell(row.name), cell(one.op), cell(one.dtype), cell(one.shape), _number(one.low), _number(one.high),
-                "" if row.passed is None else row.passed, _worst(row.target), _worst(row.reference), *pairs, cell(row.why),
+                cell(name), cell(one.op), cell(dtype), cell(one.shape), _number(one.low), _number(one.high), passed,
+                _worst(row.target), _worst(row.reference), *pairs, cell(row.why), *more,
             )
         )  # fmt: skip
     return out.getvalue()
+
+
+def _xray_name(test: str, op: str) -> str:
+    """`gelu_default_0[12]` as `00012-aten`, the name of the operator in dump.json; a test of a backward pass says so behind."""
+    found = re.fullmatch(r"(.*)\[(\d+)\]", test)
+    if found is None:
+        return test
+    return f"{int(found[2]):05d}-{op.partition('.')[0]}" + ("-backward" if found[1].endswith("_backward") else "")
+
+
+def _torch_dtype(names: str) -> str:
+    """`float32; int64` as `torch.float; torch.int64`."""
+    return "; ".join("torch.float" if name == "float32" else f"torch.{name}" for name in names.split("; ") if name)
 
 
 def tested_text(diff: Any) -> str:

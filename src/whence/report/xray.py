@@ -7,21 +7,22 @@ import io
 from collections.abc import Iterator
 
 from whence.records import Call, Record, Run
-from whence.report.plain import cell, clean, columns, number
+from whence.report.plain import cell, clean
 from whence.report.views.torch_xray import dataset
 
 COLUMNS = ("Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
 
 
 def xray_summary(run: Run, form: str) -> Iterator[str]:
-    """The table as pieces of text. form: "text" (six digits) or "csv". run: with statistics where they can be had."""
+    """The table as pieces of text. form: "text" (a frame, seven digits) or "csv". run: with statistics where they can be had."""
     seen = {ref.record: (call, ref.slot) for call in reversed(run.calls) for ref in call.refs}
     rows = [(*_place(run.records[record], call, slot), record) for record, (call, slot) in sorted(seen.items())]
     if form == "text":
         table = [
-            (str(i), step, str(rank), clean(name), *map(number, _figures(run, record))) for i, (step, rank, name, record) in enumerate(rows)
+            (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record)))
+            for i, (step, rank, name, record) in enumerate(rows)
         ]
-        yield from (line + "\n" for line in columns([COLUMNS, *table], right=(0, 1, 2, 4, 5, 6, 7)))
+        yield from (line + "\n" for line in _framed([COLUMNS, *table], left=3))
         return
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -29,6 +30,23 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     for i, (step, rank, name, record) in enumerate(rows):
         writer.writerow((i, step, rank, cell(name), *("" if v is None else repr(v) for v in _figures(run, record))))
     yield out.getvalue()
+
+
+def _framed(rows: list[tuple[str, ...]], left: int) -> Iterator[str]:
+    """Rows in a frame, the first as its head. left: the column that is set to the left; the others are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    yield rule
+    for number, row in enumerate(rows):
+        cells = (text.ljust(width) if k == left else text.rjust(width) for k, (text, width) in enumerate(zip(row, widths, strict=True)))
+        yield "| " + " | ".join(cells) + " |"
+        if number == 0:
+            yield rule
+    yield rule
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.7g}"
 
 
 def _place(record: Record, call: Call, slot: str) -> tuple[str, int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.reader import StoredRun, open_run
-from whence.store.recover import Recovered, recover
+from whence.store.recover import Recovered, is_written, recover
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.writer import Writer
 
@@ -20,6 +20,7 @@ __all__ = [
     "create",
     "find_external",
     "is_run",
+    "is_written",
     "open_run",
     "recover",
     "scrub",

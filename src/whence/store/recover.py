@@ -65,6 +65,17 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
     return found
 
 
+def is_written(run: Path) -> bool:
+    """Whether any process still writes the run."""
+    for folder in process_folders(run):
+        try:
+            if read_status(folder)[0] == RUNNING and is_writing(folder, load_process(folder)):
+                return True
+        except UnreadableRun:
+            continue
+    return False
+
+
 def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
     """Recover one process folder. Raises OSError, StoreFailed."""
     journal = map_file(folder / JOURNAL)

@@ -24,27 +24,29 @@ _PLACES = re.compile(r"(input|output)((?:\.\d{1,6})+)")
 
 
 def write(
-    run: Run, destination: Path, *, tell: Tell = silent, weights: bool = False, statistics: bool = False, tensors: bool = True
-) -> Written:
+    run: Run, destination: Path, *, tell: Tell = silent, weights: bool = False, statistics: bool = False, tensors: bool = True,
+    head: str = "",
+) -> Written:  # fmt: skip
     """Write a run into the folder `destination`, which is made; files of the same names there are replaced.
 
-    weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them the statistics alone. Several ranks
-    lie in folders `cpu_<rank>`. Raises OSError.
+    weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them the statistics alone. head: the
+    module that makes the logits, which a run of logits alone has under the name of the model. Several ranks lie in folders
+    `cpu_<rank>`. Raises OSError.
     """
     work = Writing(run, tell, sum(len(call.refs) for call in run.calls))
     ranks = dict.fromkeys(call.rank for call in run.calls)
     for rank in ranks:
         folder = destination if len(ranks) == 1 else destination / f"cpu_{rank}"
         calls = [call for call in run.calls if call.rank == rank]
-        _Process(work, folder, calls, tensors=tensors).write(weights=weights, statistics=statistics)
+        _Process(work, folder, calls, tensors=tensors, head=head).write(weights=weights, statistics=statistics)
     return work.done()
 
 
 class _Process:
     """What one process dumps."""
 
-    def __init__(self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool) -> None:
-        self.work, self.folder, self.calls, self.tensors = work, folder, calls, tensors
+    def __init__(self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool, head: str) -> None:
+        self.work, self.folder, self.calls, self.tensors, self.head = work, folder, calls, tensors, head
         self.rows: list[tuple[object, ...]] = []
 
     def write(self, *, weights: bool, statistics: bool) -> None:
@@ -86,8 +88,9 @@ class _Process:
                 continue
             array = self.work.array(ref.record, writing.name(call, ref.slot)) if self.tensors else None
             self._row(call, name, ref, stem, array)
+            made_by = f"root.{_safe(self.head)}" if self.head and ref.slot == "output.logits" else name
             if array is not None:
-                self._file(self.folder / str(call.step) / name / f"{stem}.pth", array)
+                self._file(self.folder / str(call.step) / made_by / f"{stem}.pth", array)
 
     def _file(self, path: Path, array: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
