@@ -11,7 +11,7 @@ import pytest
 
 def whence(place, *words):
     command = [sys.executable, "-m", "whence", "tokens", *map(str, words)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
