@@ -155,6 +155,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_command(tmp_path, capfd):
     (tmp_path / "infer.py").write_text(textwrap.dedent(SCRIPT))
     said = []

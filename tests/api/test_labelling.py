@@ -310,7 +310,7 @@ print(flat, sorted(inside))
     answers = []
     for i in range(2):
         (tmp_path / "ids.py").write_text(script % i)
-        done = subprocess.run([sys.executable, "ids.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run([sys.executable, "ids.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         answers.append(done.stdout)
     assert answers[0] == answers[1]

@@ -30,7 +30,7 @@ def done(*words, **environment):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Programs, and runs of them: `ref`, `again`, `attribute`, `weight`, `onednn`, `legacy`, `legacy_attribute`, `legacy_onednn`."""
+    """Programs, and runs of them: `ref`, `again`, `attribute`, `weight`, `onednn`, `legacy`, `legacy_attribute`, `legacy_onednn` ..."""
     here = tmp_path_factory.mktemp("paddle")
     done(CAPTURE / "paddle_models.py", "pir", here)
     done(CAPTURE / "paddle_models.py", "legacy", here, FLAGS_enable_pir_api="0")
@@ -71,8 +71,12 @@ def folder(tmp_path_factory):
         "made = {n: pm.predictor(folder, n, settings) for n in name.split('+')}\n"
         "for k in range(2):\n    for n in made: pm.once(made[n], pm.fed(n.partition('_')[0], k))\n"
     )
+    wanted.append(("lstm_oldest", "lstm", {}))
+    if os.environ.get("WHENCE_TESTS") != "all":  # those of the tests that are not marked slow
+        wanted = [run for run in wanted if run[1].partition("_")[0] in ("model", "lstm")]
     for run, name, settings in wanted:
-        done("-m", "whence", "run", "-o", here / "runs" / run, "--", sys.executable, script, here, name, json.dumps(settings))
+        kernels = {"ONEDNN_MAX_CPU_ISA": "SSE41"} if run.endswith("oldest") else {}  # those of an old processor
+        done("-m", "whence", "run", "-o", here / "runs" / run, "--", sys.executable, script, here, name, json.dumps(settings), **kernels)
     return here
 
 
@@ -128,9 +132,13 @@ def test_a_weight_is_named(folder):
 @pytest.mark.parametrize(
     ("one", "two"),
     [
-        ("ref", "onednn"), ("onednn", "ref"), ("legacy", "legacy_onednn"), ("loop", "loop_onednn"), ("loop_onednn", "loop"),
-        ("image", "image_onednn"), ("image_onednn", "image"), ("lstm", "lstm_onednn"), ("lstm_onednn", "lstm"),
-        ("lstm", "lstm_oldest"), ("lstm_oldest", "lstm_onednn"),
+        ("ref", "onednn"), ("onednn", "ref"), ("lstm", "lstm_onednn"), ("lstm_onednn", "lstm"), ("lstm", "lstm_oldest"),
+        ("lstm_oldest", "lstm_onednn"), *(
+            pytest.param(one, two, marks=pytest.mark.slow) for one, two in (
+                ("legacy", "legacy_onednn"), ("loop", "loop_onednn"), ("loop_onednn", "loop"), ("image", "image_onednn"),
+                ("image_onednn", "image"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_passes_and_onednn_are_noise(folder, one, two):
@@ -142,6 +150,7 @@ def test_passes_and_onednn_are_noise(folder, one, two):
     assert result.occurrences.first_significant is None
 
 
+@pytest.mark.slow
 def test_what_a_pass_puts_into_weights_is_no_difference_and_its_fault_is_named(folder):
     result = compared(folder, "image", "image_onednn")
     assert "conv2d + add + batch_norm + relu of the reference are one fused_conv2d in the target" in " ".join(result.programs)
@@ -153,6 +162,7 @@ def test_what_a_pass_puts_into_weights_is_no_difference_and_its_fault_is_named(f
         assert call.op_type == ("batch_norm" if two == "image_attribute" else "relu")
 
 
+@pytest.mark.slow
 def test_the_branch_that_ran_and_every_round_of_a_loop_have_their_attributes(folder):
     result = compared(folder, "loop", "loop_attribute")
     assert [(f.op_type, f.step, f.cause, f.evidence) for f in result.findings] == [("scale", 1, "semantic", "replay")]
@@ -165,6 +175,7 @@ def test_the_branch_that_ran_and_every_round_of_a_loop_have_their_attributes(fol
     assert result.coverage.replayed >= sum(c.op_type in ("matmul", "add", "relu") for c in run.calls)
 
 
+@pytest.mark.slow
 def test_the_programs_of_every_predictor_are_compared(folder):
     result = compared(folder, "several", "several_attribute")
     assert result.programs[0] == "model#1: exactly one attribute differs: epsilon of BatchNorm2D_1.batch_norm_0: 0.0001 against 0.1"
@@ -173,6 +184,7 @@ def test_the_programs_of_every_predictor_are_compared(folder):
     assert compared(folder, "several", "several_onednn").status == "same"
 
 
+@pytest.mark.slow
 def test_a_run_that_raised_says_so(folder, tmp_path):
     (tmp_path / "image.json").write_text((folder / "image.json").read_text())
     (tmp_path / "image.pdiparams").write_bytes((folder / "image.pdiparams").read_bytes())
@@ -215,6 +227,7 @@ def test_a_fault_behind_passes_is_named(folder):
     assert result.findings[0].name == compared(folder, "attribute", "ref").findings[0].name
 
 
+@pytest.mark.slow
 def test_legacy_programs(folder):
     result = compared(folder, "legacy", "legacy_attribute")
     assert result.programs[0] == "exactly one attribute differs: scale of scale_1.tmp_0: 1.5 against 1.6"

@@ -75,6 +75,7 @@ def compared(runs, fault, *, swap=False, rename=False):
     return compare_runs(*((right, left) if swap else (left, right)), CompareOptions(threads=1))
 
 
+@pytest.mark.slow
 def test_processes_are_recorded_under_the_rank_of_their_group(runs):
     assert {c.rank for c in runs[1].calls} == {0, 1}
     settings = [msgspec.json.decode(n.text) for n in runs[1].notes if n.kind == "settings"]

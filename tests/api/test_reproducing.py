@@ -87,6 +87,7 @@ def in_place(net):
     return net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepare", [torch.compile, in_place], ids=["whole model", "one module"])
 def test_a_compiled_target_is_drilled_down_to_the_operator(tmp_path, reference, prepare):
     target = captured(tmp_path / "tgt", injected, prepare)
@@ -130,6 +131,7 @@ def test_another_argument(tmp_path, reference):
     assert "import whence" not in script.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_other_weights(tmp_path, level):
     def worse(net):
@@ -144,6 +146,7 @@ def test_other_weights(tmp_path, level):
     assert "def target(target_weight, bias, mat1, **_)" in Path(made.path).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_an_operator_that_only_one_side_runs(tmp_path, level):
     first, second = captured(tmp_path / "ref", level=level), captured(tmp_path / "tgt", scale=1.05, level=level)
@@ -160,6 +163,7 @@ class Off(torch.utils._python_dispatch.TorchDispatchMode):
         return out * 1.01 if func is torch.ops.aten.addmm.default and out.shape[-1] == 24 else out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_a_kernel_that_this_machine_has_not_is_judged_by_what_was_recorded(tmp_path, level):
     first, second = captured(tmp_path / "ref", level=level), captured(tmp_path / "tgt", Off, level=level)
@@ -222,6 +226,7 @@ def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     assert "tensor.to('xpu:7')" in Path(made.path).read_text()
 
 
+@pytest.mark.slow
 def test_a_model_stands_in_for_a_program_that_was_not_recorded(tmp_path):
     def without(path, **changed):
         torch.manual_seed(0)

@@ -156,6 +156,7 @@ def test_a_row_of_the_table_against_numpy(runs, run_tests, tmp_path):
     assert int(row["1e-8"]) == (np.abs(y - right) > 1e-8).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", ["random", "special"])
 def test_other_elements(runs, run_tests, tmp_path, factory):
     whence.generate_tests(runs / "op", tmp_path / "tests", factory=factory, cpu_init=True, samples=1)
@@ -189,6 +190,7 @@ def test_leaf_modules(runs, run_tests, tmp_path):
         whence.generate_tests(runs / "module", tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_a_crash_keeps_the_rows_before_it(runs, run_tests, tmp_path):
     whence.generate_tests(runs / "op", tmp_path / "tests", samples=1)
     one = run_tests(tmp_path / "tests", "one.csv")
@@ -199,12 +201,14 @@ def test_a_crash_keeps_the_rows_before_it(runs, run_tests, tmp_path):
     assert any("missing in the target" in r.why for r in found.failed)
 
 
+@pytest.mark.slow
 def test_workers_write_one_table(runs, run_tests, tmp_path):
     pytest.importorskip("xdist")
     written = whence.generate_tests(runs / "op", tmp_path / "tests", samples=1)
     assert len(rows(run_tests(tmp_path / "tests", "one.csv", "-n", "2"))) == written.tests
 
 
+@pytest.mark.slow
 def test_a_custom_operator_comes_with_import(runs, run_tests, plugins, tmp_path):
     (plugins / "mine.py").write_text(
         "import torch\nlib = torch.library.Library('mine', 'DEF')\nlib.define('twice(Tensor x) -> Tensor')\n"

@@ -141,6 +141,6 @@ def test_the_command_ends_cleanly_when_interrupted(writing, tmp_path):
         time.sleep(0.1)
     time.sleep(0.5)
     watching.send_signal(2)
-    out, err = watching.communicate(timeout=60)
+    out, err = watching.communicate(timeout=300)
     assert (watching.returncode, out, err.splitlines()[-1]) == (130, "", "whence: interrupted")
     assert whence.load_comparison(tmp_path / "cmp").status == "same"

@@ -124,7 +124,7 @@ VIEWS = {"permute", "view", "reshape", "expand", "split", "select", "slice", "un
 # ---- exact
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"])
 def test_exact_gives_the_bits_of_an_uninstrumented_compile_and_names_what_kernels_leave(tmp_path, dtype):
     model = made(Model, dtype)
     bare = uninstrumented(model, TOKENS)
@@ -286,6 +286,7 @@ def test_deep_takes_every_node_that_has_a_value(tmp_path):
         np.testing.assert_allclose(value, reference[key], rtol=1e-5, atol=1e-5, err_msg=str(key))
 
 
+@pytest.mark.slow
 def test_deep_falls_back_where_it_changes_the_result(tmp_path):
     """In 16 bits a fused kernel goes on in 32; a tap has every value rounded."""
 
@@ -367,6 +368,7 @@ def trained(model, compiled):
     return bits(dict(model.state_dict())), random_states()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exact", "deep"])
 def test_a_training_step_is_captured_with_its_backward_and_changes_nothing(tmp_path, mode):
     seeded()

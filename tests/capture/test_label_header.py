@@ -68,7 +68,7 @@ def program(tmp_path_factory):
 
 def run(program, folder, *words, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WHENCE")} | variables
-    done = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0
     return done
 

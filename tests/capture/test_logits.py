@@ -270,6 +270,7 @@ print(generate(model(seed=int(sys.argv[1]))))
 """
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path):
     script = tmp_path / "generate.py"
     script.write_text(SCRIPT.format(api=str(Path(__file__).parent.parent / "api")))

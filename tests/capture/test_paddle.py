@@ -89,7 +89,9 @@ def outputs(run, step=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [(n, s) for n in CONFIGS for s in CONFIGS[n]], ids=lambda v: v if isinstance(v, str) else "+".join(v) or "default"
+    ("name", "settings"),
+    [pytest.param(n, s, marks=[pytest.mark.slow] if i else []) for n in CONFIGS for i, s in enumerate(CONFIGS[n])],
+    ids=lambda v: v if isinstance(v, str) else "+".join(v) or "default",
 )
 def test_results_are_bitwise_those_of_a_plain_run_and_every_output_is_there(models, tmp_path, name, settings):
     run, done = captured(models, tmp_path, name, settings, "run")
@@ -121,7 +123,11 @@ np.savez(out, **found)
 """
 
 
-@pytest.mark.parametrize(("name", "settings"), [("model", PLAIN), ("loop", PLAIN), ("legacy", {"switch_ir_optim": [False]})], ids=str)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("model", PLAIN), pytest.param("loop", PLAIN, marks=pytest.mark.slow), ("legacy", {"switch_ir_optim": [False]})],
+    ids=str,
+)
 def test_every_tensor_is_the_one_that_a_hook_of_paddle_sees(models, tmp_path, name, settings):
     run, _ = captured(models, tmp_path, name, settings, "run", steps=1)
     done = python(HOOKED, str(models), name, json.dumps(settings), str(tmp_path / "seen.npz"), cwd=tmp_path)

@@ -122,7 +122,7 @@ def test_an_interrupt_leaves_nothing_half(place, tmp_path, command):
         time.sleep(0.05)
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (130, "")
     assert "interrupted" in err
     assert list((place / ("stopped-" + command)).iterdir()) == []

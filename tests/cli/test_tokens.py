@@ -1,17 +1,16 @@
-"""`whence tokens` from outside: exit codes, text, JSON, csv."""
+"""`whence tokens`: exit codes, text, JSON, csv."""
 
 import csv
 import io
 import json
-import subprocess
-import sys
 
 import pytest
 
+import inside
+
 
 def whence(place, *words):
-    command = [sys.executable, "-m", "whence", "tokens", *map(str, words)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    return inside.whence(place, "tokens", *words)
 
 
 @pytest.fixture(scope="module")

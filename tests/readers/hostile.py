@@ -26,7 +26,7 @@ from whence.records import Run
 # Names that a dump may give and that lead out of it.
 ESCAPES = ("../../../../etc/passwd", "/etc/passwd", "a/../../b", "..", "x\0y", "file:///etc/passwd")
 _PEAK_BYTES = 64 << 20
-_CALLS = 2_000_000  # ten for each byte of the largest variant; what grows with the square of the size needs thousands of times as many
+_CALLS = 5_000_000  # 25 for each byte of the largest variant; what grows with the square of its size needs thousands of times as many
 
 
 def truncations(data: bytes, count: int = 24) -> Iterator[tuple[str, bytes]]:
