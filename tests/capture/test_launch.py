@@ -512,14 +512,15 @@ def test_the_run_says_what_was_run(place):
 def test_secrets_are_masked_in_the_run(place):
     place.launch(
         sys.executable, "-c", "import torch", "--token", "s3cr3t", "--api-key=s3cr3t", "HF_TOKEN=s3cr3t", "--url", "https://u:s3cr3t@host/x",
-        "--max-tokens", "8", env={"HF_TOKEN": "s3cr3t", "HF_HOME": "/hf", "NCCL_API_KEY": "s3cr3t"},
+        "--max-tokens", "8", env={"HF_TOKEN": "s3cr3t", "HF_HOME": "/hf", "NCCL_API_KEY": "s3cr3t",
+             "TF_VAR_db_pass": "s3cr3t", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     text = (place.run / "run.json").read_text()
     assert "s3cr3t" not in text
     info = place.info()
     assert info["command"][-2:] == ["--max-tokens", "8"]
-    assert info["environment"]["HF_TOKEN"] == "***"
-    assert info["environment"]["HF_HOME"] == "/hf"
+    assert not {"HF_TOKEN", "HF_HOME", "NCCL_API_KEY", "TF_VAR_db_pass"} & set(info["environment"])
+    assert info["environment"]["HF_HUB_OFFLINE"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -537,6 +538,14 @@ def test_secrets_are_masked_in_the_run(place):
         (["Authorization: Bearer abcdefghijk"], ["Authorization: Bearer ***"]),
         (["hf_abcdefghijklmnopqrst"], ["***"]),
         (["ghp_abcdefghijklmnopqrst"], ["***"]),
+        (["--db-pass", "abc", "--login=abc", "--proxyAuth", "abc"], ["--db-pass", "***", "--login=***", "--proxyAuth", "***"]),
+        (["TF_VAR_db_pass=abc", "GIT_PAT=abc", "FTP_PWD=abc"], ["TF_VAR_db_pass=***", "GIT_PAT=***", "FTP_PWD=***"]),
+        (["--client-credentials", "abc", "AUTH_TOKEN=abc"], ["--client-credentials", "***", "AUTH_TOKEN=***"]),
+        (["--tokens", "a.json", "max_new_tokens=8", "PATH=/bin", "--keep", "full", "--author", "me", "--compass", "n"], None),
+        (
+            ["--eos-token-id", "2", "pad_token=0", "--num-key-value-heads", "4", "--prompt-key", "src", "--patch", "fc", "--bypass", "y"],
+            None,
+        ),
         (["--tokenizer", "gpt2", "--max-new-tokens=8", "--monkey", "x", "--keyframes", "3"], None),
         (["python", "infer.py", "--dtype", "bf16", "a=b", "x:y"], None),
     ],

@@ -1,7 +1,8 @@
-"""Remove elements and commands from a run, so that it can be shared.
+"""Remove elements, and what tells who made a run and where, so that it can be shared.
 
-What stays: names, shapes, dtypes, statistics and hashes (a value that can be guessed can be confirmed by its hash). The command,
-the environment, the user and the working directory go too. This cannot be undone.
+What stays: names of modules and tensors, shapes, dtypes, statistics and hashes (a value that can be guessed can be confirmed by its hash).
+Command, environment, user, hosts, commit, paths and source files go from every text of the run and from the names of its folders; so it
+compares as before, and cannot be run again. This cannot be undone.
 """
 
 from __future__ import annotations

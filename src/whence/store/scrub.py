@@ -1,4 +1,4 @@
-"""Take what is private out of a run, in place: elements, command line, environment. Figures, hashes and topology stay."""
+"""Take what is private out of a run, in place: elements, command, environment, paths, users, hosts. Figures and topology stay."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from whence.errors import StoreFailed, UsageError
 from whence.records import Elements, Increment, Kept
 from whence.store import index as indexes
 from whence.store import journal as journal_file
-from whence.store.folder import INDEX, JOURNAL, ProcessInfo, load_info, shard_name, update_info
-from whence.store.index import NONE, Column, Index
+from whence.store.anonymous import Anonymous
+from whence.store.folder import INDEX, JOURNAL, PROCESS, RUN, ProcessInfo, _indented, _load_json, load_info, replace_file, shard_name
+from whence.store.index import EXTERNAL, NONE, Column, Index
 from whence.store.journal import decode_call, decode_program, decode_record, encoder
-from whence.store.recover import recover_process, writable_folders
+from whence.store.recover import DAMAGED, recover_process, writable_folders
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
+from whence.store.status import leave_status, read_status
 
 SCRUBBED = "scrubbed"
+_STAYS = ("kind", "format", "started", "finished", "seed", "deterministic", "exit_code", "versions", "devices", "options", "settings")
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -36,48 +39,83 @@ def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = 
 
     names: shell patterns; only records that some call refers to under a matching scope, slot or "scope.slot" (and constants of the
     programs of calls with a matching scope). None or empty: all. Records with the very same stored bytes, and increments on a scrubbed
-    record, are scrubbed with them; references to files of the user's are removed. info: also remove command, environment,
-    working directory and user from run.json. A crash leaves each process folder either as it was or scrubbed; scrubbing again
-    finishes. A run that was killed is recovered first. Hashes stay, so a value that can be guessed can be confirmed.
+    record, are scrubbed with them; references to files of the user's are removed. info: also remove command, environment, user, hosts,
+    commit and paths: from run.json, from every text of the journals, and from the names of folders. A crash leaves each process folder
+    either as it was or scrubbed; scrubbing again finishes. A run that was killed is recovered first. Hashes stay, so a value that can be
+    guessed can be confirmed.
     Raises UsageError when the patterns match nothing, StoreFailed when a process still writes (unless `force`) or the medium refuses.
     """
     run, names = Path(path), names or None
-    load_info(run)
+    about = load_info(run)
     folders = writable_folders(run, force=force)
-    records = nbytes = matched = 0
+    anonymous = Anonymous(about, [process.host for _, process in folders]) if info else None
+    records = nbytes = 0
     try:
+        # All of it before anything is changed: a pattern that matches nothing is a mistake.
+        if names is not None and not any(_matches(folder, process, names) for folder, process in folders):
+            raise UsageError(f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing was scrubbed")
         for folder, process in folders:
             before = _shard_bytes(folder)
-            hit, gone = _scrub_process(folder, process, names)
-            matched += hit
-            records += gone
+            records += _scrub_process(folder, process, names, anonymous)
             nbytes += before - _shard_bytes(folder)
     except OSError as error:
         raise StoreFailed(f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished") from error
-    if names is not None and not matched:
-        raise UsageError(f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing was scrubbed")
-    if info:
-        update_info(run, command=[], environment={}, cwd="", user="", interpreter="", scrubbed=True)
+    if anonymous is not None:
+        try:
+            _clean_rest(run, anonymous)
+        except OSError as error:
+            raise StoreFailed(f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished") from error
     return Scrubbed(records, nbytes)
 
 
-def _scrub_process(folder: Path, process: ProcessInfo, names: Sequence[str] | None) -> tuple[int, int]:
+def _clean_rest(run: Path, anonymous: Anonymous) -> None:
+    """What lies around the journals. run.json knows what is private, so it is written when all else is done; names of folders come last."""
+    for file in sorted((run / "paddle").rglob("*")):
+        if file.is_file() and not file.is_symlink():
+            data = file.read_bytes()
+            if (cleaned := anonymous.file(data)) != data:
+                replace_file(file, cleaned)
+    fields = _load_json(run / RUN)
+    kept = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
+    replace_file(run / RUN, _indented({**kept, "command": [], "environment": {}, "scrubbed": True}))
+    folders = [(process.rank, process.pid, folder.name, folder, process) for folder, process in writable_folders(run, force=True)]
+    for number, (rank, _, name, folder, process) in enumerate(sorted(folders, key=lambda found: found[:3]), start=1):
+        nobody = msgspec.structs.replace(process, host=SCRUBBED, pid=number, boot="", pid_started=0)
+        replace_file(folder / PROCESS, _indented(msgspec.to_builtins(nobody)))
+        wanted = f"rank{rank:05d}-{SCRUBBED}-{number}"
+        if name != wanted:
+            folder.rename(run / wanted)
+
+
+def _scrub_process(
+    folder: Path, process: ProcessInfo, names: Sequence[str] | None, anonymous: Anonymous | None
+) -> int:  # fmt: skip
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
     index = indexes.load(folder, journal.size) or indexes.build(journal)
     columns = index.columns
     chosen = np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
-    matched = int(chosen.sum())
+    if anonymous is not None:
+        chosen |= columns["elements"] == EXTERNAL  # the path of a file of the user's
+        (folder / DAMAGED).unlink(missing_ok=True)
+        ended, error = read_status(folder)
+        leave_status(folder, ended, anonymous.text(error))
     chosen = _with_dependents(columns, chosen) & (columns["elements"] != NONE)
     _delete_unreferenced(folder, columns["shard"])  # of a scrub that was interrupted
-    if chosen.any():
+    if chosen.any() or anonymous is not None:
         moved = _move(folder, process, index, chosen)
-        _rewrite(folder, journal, index, chosen, moved)
+        _rewrite(folder, journal, index, chosen, moved, anonymous)
         journal = map_file(folder / JOURNAL)
         index = indexes.build(journal)
         _delete_unreferenced(folder, index.columns["shard"])
         index.save(folder)
-    return matched, int(chosen.sum())
+    return int(chosen.sum())
+
+
+def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
+    recover_process(folder, process)
+    journal = map_file(folder / JOURNAL)
+    return bool(_matching(indexes.load(folder, journal.size) or indexes.build(journal), journal, names).any())
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
@@ -167,7 +205,9 @@ def _finish(writer: ShardWriter) -> None:
     writer.finish()
 
 
-def _rewrite(folder: Path, journal: Bytes, index: Index, chosen: Column, moved: dict[tuple[int, int], tuple[int, int]]) -> None:
+def _rewrite(
+    folder: Path, journal: Bytes, index: Index, chosen: Column, moved: dict[tuple[int, int], tuple[int, int]], anonymous: Anonymous | None
+) -> None:  # fmt: skip
     """Replace the journal. From that moment on the elements are gone for every reader."""
     fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
     places = {int(line): record for record, line in enumerate(index.records_at)}
@@ -183,7 +223,7 @@ def _rewrite(folder: Path, journal: Bytes, index: Index, chosen: Column, moved: 
                         raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=None, why=SCRUBBED)) + b"\n")
                     elif isinstance(line.elements, Kept | Increment) and (line.elements.shard, line.elements.offset) in moved:
                         raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=_moved(line.elements, moved))) + b"\n")
-                file.write(raw)
+                file.write(raw if anonymous is None else anonymous.line(bytes(raw)))
             file.flush()
             os.fsync(file.fileno())
         (folder / INDEX).unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""Texts of a run without what tells who made it, where, and with what: paths, user, hosts, commit, command.
+
+Names that a comparison pairs by (scopes, operators, slots) stay as they are. Everything else that is text is looked through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from whence.records import RunInfo
+
+GONE = "<scrubbed>"
+_NOBODY = "scrubbed"
+
+# What calls are paired and replayed by, and what holds no text of anybody's.
+_STRUCTURE = frozenset(
+    ("t", "id", "scope", "root", "op", "op_type", "phase", "kind", "number", "dtype", "hash", "program", "refs", "in", "aliases",
+     "origins", "statistics", "sketch", "shape", "stride", "inputs", "outputs", "params", "names", "scopes", "picks", "same", "grad",
+     "input_dtypes", "base", "default_dtype", "operations", "constants", "fixed", "equal", "calls", "subclass")
+)  # fmt: skip
+# A path of two parts or more from a root on, and a Python file by any path.
+_PART = r"[^\s\x00-\x1f/'\"<>|:;,(){}\[\]\\]+"
+_PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,(){{}}\[\]\\=]+\.(?:py|ipynb|sh)\b"
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python[\d.]+)/(.+)")
+_PUBLIC = ("torch", "transformers", "paddle", "accelerate", "onnxruntime", "builtins", "__main__")
+_SOURCE_LINE = re.compile(r"(.*):(\d+)")
+_LEAST = 3  # letters of a name that is looked for in texts
+_LEAST_WORD = 5  # of a word of a command, where it looks like one of the language
+
+
+class Anonymous:
+    """Texts of one run. info, hosts: what is private of it. Idempotent: what was cleaned stays as it is."""
+
+    def __init__(self, info: RunInfo, hosts: Iterable[str]) -> None:
+        hosts = {part for host in (info.host, *hosts) for part in (host, host.partition(".")[0])}
+        words = {info.user, *hosts}
+        words |= {word for argument in (*info.command, *info.environment.values()) for word in _telling(argument)}
+        paths = {info.cwd, *(str(parent) for parent in PurePath(info.cwd).parents if len(parent.parts) > 2)} if info.cwd else set()
+        wholes = sorted({w for w in words if len(w) >= _LEAST and w not in (GONE, _NOBODY)}, key=len, reverse=True)
+        literal = [rf"{re.escape(p)}(?!\w)(?:/{_PART})*/?" for p in sorted(paths, key=len, reverse=True)]
+        literal += [rf"(?<!\w){re.escape(w)}(?!\w)" + (r"(?:\.[A-Za-z][\w-]*)*" if w in hosts else "") for w in wholes]
+        if commit := re.match(r"[0-9a-f]{7,}", info.git):  # however it is cut short
+            literal.append(rf"(?<![0-9a-z]){commit[0][:7]}[0-9a-f]*")
+        self._free = re.compile("|".join((*literal, _PATH)))
+        self._bytes = re.compile(self._free.pattern.encode("utf-8", "surrogateescape"))
+        self._paths = re.compile("|".join(map(re.escape, sorted((p for p in paths if "/" in p), key=len, reverse=True)))) if paths else None
+
+    def text(self, text: str) -> str:
+        """A free text. Files of libraries keep their path below the library."""
+        return self._free.sub(_without, text)
+
+    def source(self, source: str) -> str:
+        """`Call.source`: the line stays, the file and modules that are nobody else's go."""
+        if found := _SOURCE_LINE.fullmatch(source):
+            library = _LIBRARY.fullmatch(found[1])
+            return f"{library[1] if library else GONE}:{found[2]}"
+        return source if source.partition(".")[0] in (*_PUBLIC, "", GONE) else GONE
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with all texts in it cleaned, keys too."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        return value
+
+    def line(self, raw: bytes) -> bytes:
+        """A line of a journal, its newline included; the same bytes where nothing in it is private."""
+        fields = msgspec.json.decode(raw)
+        if not isinstance(fields, dict):
+            return b"{}\n"
+        cleaned = {name: self._field(name, item) for name, item in fields.items()}
+        return raw if cleaned == fields else msgspec.json.encode(cleaned) + b"\n"
+
+    def file(self, data: bytes) -> bytes:
+        """A file of another tool, whose bytes must keep their places: what is private becomes as many letters x."""
+        return self._bytes.sub(lambda found: b"x" * len(found[0]), data)
+
+    def _field(self, name: str, item: Any) -> Any:
+        if name == "source" and isinstance(item, str):
+            return self.source(item)
+        if name == "elements":
+            return item  # places in shards; references to files of the user's were taken out
+        return self._structure(item) if name in _STRUCTURE else self.value(item)
+
+    def _structure(self, item: Any) -> Any:
+        """Names keep all but a path that is known to be private."""
+        if self._paths is None:
+            return item
+        if isinstance(item, str):
+            return self._paths.sub(GONE, item)
+        if isinstance(item, list):
+            return [self._structure(part) for part in item]
+        if isinstance(item, dict):
+            return {key: self._structure(part) for key, part in item.items()}
+        return item
+
+
+def _without(found: re.Match[str]) -> str:
+    library = _LIBRARY.fullmatch(found[0])
+    return library[1] if library else GONE
+
+
+def _telling(argument: str) -> Iterable[str]:
+    """Words of a command that nothing but this command would hold; "python", "--dtype" and "bf16" are everybody's."""
+    yield from (argument,) if len(argument) >= _LEAST_WORD and re.search(r"[/\\.:@\s]", argument) else ()
+    for word in re.split(r"[\s=,;'\"]+", argument):
+        if len(word) >= _LEAST_WORD and not re.fullmatch(r"-*[a-z]+\d{0,3}|[-+\d.e]+", word):  # bfloat16, 1e-5
+            yield word
