@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class How:
 
 @dataclass(frozen=True)
 class Size:
-    """Extents of a model. groups: of experts, for grouped routing."""
+    """Extents of a model. groups: of experts, for grouped routing. tied: are experts alike in pairs?"""
 
     batch: int
     tokens: int
@@ -57,6 +57,7 @@ class Size:
     experts: int
     k: int
     groups: int = 4
+    tied: bool = True
 
 
 # ---- kernels, all of them correct
@@ -166,9 +167,10 @@ class Gate(nn.Module):
     def __init__(self, size: Size, how: How, *, bias: bool = True) -> None:
         super().__init__()
         made = nn.Linear(size.width, size.experts)
-        self.weight = nn.Parameter(tied(made.weight.detach()) * 3)
+        self.weight = nn.Parameter((tied(made.weight.detach()) if size.tied else made.weight.detach()) * 3)
         extra = made.bias.detach() * 4
-        extra[1::4] = extra[0::4][: len(extra[1::4])]
+        if size.tied:
+            extra[1::4] = extra[0::4][: len(extra[1::4])]
         self.bias = nn.Parameter(extra) if bias else None
         self.how = how
 
@@ -486,7 +488,8 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
         kind, fault, culprit = every[n % len(every)]
         dtype = dtypes[n % 3]
         how = How(draw.choice(("torch", "split")), "torch", "torch", fault, draw.randrange(64))
-        yield Case(f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, SEEDS[split] + 10_000 + n, _size(draw), how, culprit)
+        size = replace(_size(draw), tied=kind != "loop" and draw.random() < 0.5)
+        yield Case(f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, SEEDS[split] + 10_000 + n, size, how, culprit)
 
 
 def _size(draw: random.Random) -> Size:
