@@ -1,12 +1,13 @@
 """Is another choice among tied scores silent, and a wrong one named? Pairs of small models that choose: top-k, argmax, sort, routing.
 
-    python benchmarks/ties.py [--split report|tune] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT] [--verbose]
-                              [--only REGEX]
+    python benchmarks/ties.py [--split report|tune|second] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT]
+                              [--only REGEX] [--verbose]
 
 A benign target computes the same scores by other kernels (another order of sums, exp2 in a softmax, one rounding instead of two), or picks
 by another correct algorithm (the reverse order among equals, a sort that is not stable). Scores tie often: 16 bits, and experts whose
 weights are each other's with the halves of the features swapped, so that their scores are equal but for rounding. A fault is a wrong
-routing. The pairs of `tune` set the rule, those of `report` are drawn from other seeds and are reported in docs/faultbench.md.
+routing. The pairs of `tune` and `second` set the
+rule, those of `report` are drawn from other seeds and are reported in docs/faultbench.md.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import whence
 from whence.results import Comparison
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SEEDS = {"tune": 0, "report": 1_000_000}
+SEEDS = {"tune": 0, "second": 1_000_000, "report": 2_000_000}
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,15 @@ class Replayer:
         if not found.quick:
             found.local = in_units_of_rounding(r)
         if run.choosing is not None and highest(found.local) > judge.LIMITS.suspect:
-            r, chosen_alike = run.choosing.figures(r, found.local, in_units_of_rounding)
+
+            def with_inherited_noise(r: Mapping[str, Array]) -> dict[str, judge.Local]:
+                measured = in_units_of_rounding(r)
+                for seed in range(_REPLICAS):  # what it was given is off by a rounding each, which exp and sums enlarge
+                    run.working(seed=seed)
+                return measured
+
+            found.local = with_inherited_noise(r)
+            r, chosen_alike = run.choosing.figures(r, found.local, with_inherited_noise)
             found.local = dict(chosen_alike)
         if highest(found.local) > judge.LIMITS.suspect and any(align.is_gathered(c) for c in (call, other)):
             # Kernels are chosen by extents, and these ran on others: what they may round is that of inputs a rounding apart.

@@ -103,7 +103,9 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
     by_row = np.sqrt(off.sum(1, keepdims=True) / np.maximum(competes.sum(1, keepdims=True), 1))
     by_column = np.sqrt(off.sum(0, keepdims=True) / np.maximum(competes.sum(0, keepdims=True), 1))
     floor = 0.3 * math.sqrt(max(terms, 1)) * U32 * middle
-    return np.asarray(np.maximum(np.maximum(by_row, by_column), floor))
+    # Behind a step (a score that is itself rounded) one element alone moves, by all of the step.
+    itself = np.sqrt(off) * 2 / LIMITS.flip
+    return np.asarray(np.maximum(np.maximum(by_row, by_column), np.maximum(itself, floor)))
 
 
 def closed_by(noise: Noise, limits: Limits = LIMITS) -> Noise:
