@@ -1,12 +1,13 @@
 """Is another choice among tied scores silent, and a wrong one named? Pairs of small models that choose: top-k, argmax, sort, routing.
 
-    python benchmarks/ties.py [--split report|tune] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT] [--verbose]
-                              [--only REGEX]
+    python benchmarks/ties.py [--split report|tune|second] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT]
+                              [--only REGEX] [--verbose]
 
 A benign target computes the same scores by other kernels (another order of sums, exp2 in a softmax, one rounding instead of two), or picks
 by another correct algorithm (the reverse order among equals, a sort that is not stable). Scores tie often: 16 bits, and experts whose
 weights are each other's with the halves of the features swapped, so that their scores are equal but for rounding. A fault is a wrong
-routing. The pairs of `tune` set the rule, those of `report` are drawn from other seeds and are reported in docs/faultbench.md.
+routing. The pairs of `tune` and `second` set the
+rule, those of `report` are drawn from other seeds and are reported in docs/faultbench.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import whence
 from whence.results import Comparison
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SEEDS = {"tune": 0, "report": 1_000_000}
+SEEDS = {"tune": 0, "second": 1_000_000, "report": 2_000_000}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class How:
 
 @dataclass(frozen=True)
 class Size:
-    """Extents of a model. groups: of experts, for grouped routing."""
+    """Extents of a model. groups: of experts, for grouped routing. tied: are experts alike in pairs?"""
 
     batch: int
     tokens: int
@@ -57,6 +58,7 @@ class Size:
     experts: int
     k: int
     groups: int = 4
+    tied: bool = True
 
 
 # ---- kernels, all of them correct
@@ -166,9 +168,10 @@ class Gate(nn.Module):
     def __init__(self, size: Size, how: How, *, bias: bool = True) -> None:
         super().__init__()
         made = nn.Linear(size.width, size.experts)
-        self.weight = nn.Parameter(tied(made.weight.detach()) * 3)
+        self.weight = nn.Parameter((tied(made.weight.detach()) if size.tied else made.weight.detach()) * 3)
         extra = made.bias.detach() * 4
-        extra[1::4] = extra[0::4][: len(extra[1::4])]
+        if size.tied:
+            extra[1::4] = extra[0::4][: len(extra[1::4])]
         self.bias = nn.Parameter(extra) if bias else None
         self.how = how
 
@@ -486,7 +489,8 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
         kind, fault, culprit = every[n % len(every)]
         dtype = dtypes[n % 3]
         how = How(draw.choice(("torch", "split")), "torch", "torch", fault, draw.randrange(64))
-        yield Case(f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, SEEDS[split] + 10_000 + n, _size(draw), how, culprit)
+        size = replace(_size(draw), tied=kind != "loop" and draw.random() < 0.5)
+        yield Case(f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, SEEDS[split] + 10_000 + n, size, how, culprit)
 
 
 def _size(draw: random.Random) -> Size:

@@ -82,8 +82,7 @@ class Choosing:
             wide, found = self._nearer(wide, found, measure)
         if max(local.score for local in found.values()) > 1:
             wide, found = self._hidden(wide, found, measure)
-        said = self.choices()
-        return wide, {slot: dataclasses.replace(local, choices=said) for slot, local in found.items()}
+        return wide, found
 
     def _nearer(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
         """Run again with what is told now; as it was where the figures of that are worse."""
@@ -97,8 +96,12 @@ class Choosing:
         self._told = dict(self._accepted)
         return wide, found
 
-    def choices(self) -> tuple[judge.Choice, ...]:
-        """What is to be said of each operator that chose otherwise."""
+    def said(self, found: Figures) -> dict[str, judge.Local]:
+        """The figures, with what is to be said of each operator that chose otherwise."""
+        choices = self._choices()
+        return {slot: dataclasses.replace(local, choices=choices) for slot, local in found.items()}
+
+    def _choices(self) -> tuple[judge.Choice, ...]:
         out = []
         assert self._wide is not None
         for place, found in sorted(self._found.items()):
@@ -124,6 +127,13 @@ class Choosing:
         with contextlib.suppress(ReplayRefused):
             working()
         return self._told_anew({p: other for p, other in self._proposals().items() if any(p in w.seen for w in self._workings)})
+
+    def tied_rows(self) -> int:
+        """In how many rows scores tie, of all that was chosen: no other choice among ties moves more tokens than that."""
+        assert self._wide is not None
+        known = [(p, seen) for p, seen in self._wide.seen.items() if any(p in w.seen for w in self._workings)]
+        ways = ((seen, ties.alternatives(seen.own, seen.scores, self._noise(p, seen), self._unit(p), 1)) for p, seen in known)
+        return sum(int((way[0] != seen.own).any(axis=1).sum()) for seen, way in ways if way)
 
     # ---- what the outputs show
 

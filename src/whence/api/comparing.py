@@ -19,6 +19,7 @@ from whence.api.faces import Faces, Read
 from whence.api.first_things import FirstThings
 from whence.api.foreign import described
 from whence.api.forms import formed
+from whence.api.indices import notes as notes_of_ties
 from whence.api.judging import Judging
 from whence.api.labelled import plain as labelled_plain
 from whence.api.lines import placed
@@ -149,6 +150,7 @@ def compare_runs(
         notes=(
             *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
+            *notes_of_ties(every, [faces.calls[p.reference].scope or faces.calls[p.reference].root for p in plan.pairs]),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(), *kernels.notes(faces, judging),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),

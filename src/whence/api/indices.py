@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,21 @@ Mask = npt.NDArray[np.bool_]
 _MOST = 0.8  # of the indices, of the rows: ties are the exception, and where more than that differs they are no explanation
 _MOVES_ROWS = {"nonzero", "argwhere", "masked_select"}  # rows of what these make move up and down with what was chosen
 _LARGEST = 1 << 24  # elements of scores that are sorted
+
+
+def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
+    """How many rows chose otherwise among ties, and where first. names: of the pairs of calls."""
+    by_pair: dict[int, int] = {}
+    for verdict in verdicts:
+        by_pair[verdict.pair] = max(by_pair.get(verdict.pair, 0), int(verdict.numbers.get("tied_rows") or 0))
+    tied = [(pair, rows) for pair, rows in by_pair.items() if rows]
+    if not tied:
+        return []
+    calls = "1 call" if len(tied) == 1 else f"{len(tied)} calls"
+    rows = sum(rows for _, rows in tied)
+    what = "1 row" if rows == 1 else f"{rows} rows"
+    first = names[min(tied)[0]]
+    return [f"{what} in {calls} chose otherwise among scores that tie, first in {first}; what rests on them is compared knowing that"]
 
 
 class Indices:

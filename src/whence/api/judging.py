@@ -467,6 +467,12 @@ class Judging:
         if reason:
             return by_growth(own, reason)
         found = self._between(index, pair, call)
+        misrouted = next((name for name, _ in own if name in found.misrouted), "")
+        if misrouted and not self.replayer.reference.confirm(call)[0]:
+            return Verdict(
+                index, "structural", region.stretch, "replay", "certain", cause="structural", slot=misrouted,
+                sentence=f"introduced here: {misrouted} has {found.misrouted[misrouted]}",
+            )  # fmt: skip
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
         verdict: Verdict | None = None

@@ -49,7 +49,8 @@ class Replayed:
     inside: how many calls without a partner ran as part of it; ran: which. broken: the target agrees with the reference's program
     and what the reference recorded does not, by so many times what rounding explains. assumed: output slot -> an input of it that the
     target does not show, where it shows none of them. quick: nothing came near a limit even with the least noise there can be, so the
-    working replay was spared.
+    working replay was spared. misrouted: outputs of another extent than the reference's operators give them, in sentences, where no
+    tie explains that.
     """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Replayed:
     broken: float = 0.0
     assumed: dict[str, str] = field(default_factory=dict)
     quick: bool = False
+    misrouted: dict[str, str] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
@@ -139,7 +141,7 @@ class Replayer:
                 # A guard, an extent: there is a program, and it does not serve these inputs.
                 if self.instead(call, str(error)):
                     return self.figures(call, other, slots, given, skip, semantics, thorough=thorough)
-                found = Replayed(refused={"": str(error)})
+                found = Replayed(refused={"": str(error)}, misrouted=error.slots if isinstance(error, _Misrouted) else {})
         for slot, missing in found.assumed.items():
             if slot in found.local and found.local[slot].score > 1:  # it may as well have been given something else
                 del found.local[slot]
@@ -233,7 +235,15 @@ class Replayer:
         if not found.quick:
             found.local = in_units_of_rounding(r)
         if run.choosing is not None and highest(found.local) > judge.LIMITS.suspect:
-            r, chosen_alike = run.choosing.figures(r, found.local, in_units_of_rounding)
+
+            def with_inherited_noise(r: Mapping[str, Array]) -> dict[str, judge.Local]:
+                measured = in_units_of_rounding(r)
+                for seed in range(_REPLICAS):  # what it was given is off by a rounding each, which exp and sums enlarge
+                    run.working(seed=seed)
+                return measured
+
+            found.local = with_inherited_noise(r)
+            r, chosen_alike = run.choosing.figures(r, found.local, with_inherited_noise)
             found.local = dict(chosen_alike)
         for slot, local in found.local.items():
             if local.integer_mismatch and dtypes.of(produced[slot]).bits == 8:  # codes of values that lie at a boundary
@@ -250,6 +260,8 @@ class Replayer:
         elif highest(found.local) > judge.LIMITS.suspect and align.is_of_pieces(other):
             copies = [run.working(seed=seed) for seed in (None, *range(_REPLICAS))]
             found.local = {s: judge.steadier(one, produced[s], r[s], [c[s] for c in copies]) for s, one in found.local.items()}
+        if run.choosing is not None:
+            found.local = run.choosing.said(found.local)
         if otherwise is not None and highest(found.local) > 1:
             raise otherwise
         return found
@@ -504,6 +516,14 @@ def own_score(side: Side, call: Call, outputs: Sequence[str]) -> tuple[float, st
     return score, wide, right
 
 
+class _Misrouted(ReplayRefused):
+    """A program that does not serve the target's inputs, since another choice, which no tie explains, gave calls inside other extents."""
+
+    def __init__(self, why: str, slots: dict[str, str]) -> None:
+        super().__init__(why)
+        self.slots = slots
+
+
 class _Running:
     """One call's program on the target's inputs, in the dtypes that are needed."""
 
@@ -530,9 +550,33 @@ class _Running:
             if self.choosing is None:
                 raise
             self._lenient = True
-            if not self.choosing.looked(self.working):
-                raise
-            return self.wide(), refused
+            if self.choosing.looked(self.working):
+                with contextlib.suppress(ReplayRefused):
+                    return self.wide(), refused
+            if slots := self._misrouted():
+                raise _Misrouted(str(refused), slots) from refused
+            raise
+
+    def _misrouted(self) -> dict[str, str]:
+        """Outputs of another extent than the program gives them, as far as it runs, by more rows than there are ties."""
+        from whence.replay.choices import Extents
+
+        extents, most = Extents(), self.choosing.tied_rows() if self.choosing is not None else 0
+        with contextlib.suppress(ReplayRefused):
+            self._loaded.run(
+                self._inputs, self._params.held(self.wide_dtype), working=self.wide_dtype, strides=self._strides,
+                outputs=list(self._produced), convert=False, lenient=True, watch=extents,
+            )  # fmt: skip
+        out: dict[str, str] = {}
+        for slot, operand in self._loaded.program.outputs:
+            place, number = operand.get("op", (-1, 0))
+            if slot not in self._produced or place not in extents.shapes:
+                continue
+            mine, theirs = extents.shapes[place][number], self._produced[slot].shape
+            if len(mine) == len(theirs) > 0 and mine[1:] == theirs[1:] and abs(mine[0] - theirs[0]) > most:
+                ties = f"scores tie in {most} rows" if most else "no scores tie"
+                out[slot] = f"{theirs[0]} rows, where the reference's operators give {mine[0]} on the same inputs; {ties}"
+        return out
 
     def wide(self) -> Mapping[str, Array]:
         return self.choosing.wide() if self.choosing is not None else self._run(self.wide_dtype)

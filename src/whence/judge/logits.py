@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from whence.judge.limits import LIMITS, U32
+from whence.judge.ties import closed_by
 from whence.metrics.logits import LogitFigures
 
 _MOST_16 = 0.05  # of what rounding makes of the outputs of a model at 16 bits
@@ -81,7 +82,7 @@ def judged(
         if one.agree:
             out.append(Judged(noise, off, "", score))
             continue
-        closed = LIMITS.flip * noise if noise is not None else math.inf
+        closed = closed_by(noise) if noise is not None else math.inf
         by = math.inf if one.nonfinite or (one.gap and not closed) else one.gap / closed if closed else 0.0
         out.append(Judged(noise, off, "explained" if by <= 1 else "unexplained", by))
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from whence.judge.limits import LIMITS, U32, Limits
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Noise = TypeVar("Noise", float, F64)
 _ROWS_THAT_TELL = 4  # rows in which a choice has the same ranks, from which on that is no chance
 _COMPETING = 4.0  # scores that many times as large as any that is chosen compete with none: masks are -10000 and more
 
@@ -101,19 +103,21 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
     by_row = np.sqrt(off.sum(1, keepdims=True) / np.maximum(competes.sum(1, keepdims=True), 1))
     by_column = np.sqrt(off.sum(0, keepdims=True) / np.maximum(competes.sum(0, keepdims=True), 1))
     floor = 0.3 * math.sqrt(max(terms, 1)) * U32 * middle
-    return np.asarray(np.maximum(np.maximum(by_row, by_column), floor))
+    # Behind a step (a score that is itself rounded) one element alone moves, by all of the step.
+    itself = np.sqrt(off) * 2 / LIMITS.flip
+    return np.asarray(np.maximum(np.maximum(by_row, by_column), np.maximum(itself, floor)))
 
 
-def near(gap: F64 | float, noise: F64 | float, limits: Limits = LIMITS) -> npt.NDArray[np.bool_]:
-    """Does noise of this standard deviation in each of two scores close a gap between them?"""
-    return np.asarray(gap <= limits.flip * np.asarray(noise))
+def closed_by(noise: Noise, limits: Limits = LIMITS) -> Noise:
+    """The widest gap between two scores that noise of this standard deviation in each of them closes."""
+    return noise * limits.flip
 
 
 def explained_by(a: F64, b: F64, noise: F64, u: float, limits: Limits = LIMITS) -> F64:
     """The widest gap between scores a and b that rounding closes: both rounded once, or moved by their noise."""
     with np.errstate(invalid="ignore"):
         once = u * (np.abs(a) + np.abs(b))
-    return np.asarray(np.maximum(np.where(np.isfinite(once), once, 0.0), limits.flip * noise))
+    return np.asarray(np.maximum(np.where(np.isfinite(once), once, 0.0), closed_by(noise, limits)))
 
 
 def distance(a: F64, b: F64) -> F64:

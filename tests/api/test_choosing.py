@@ -1,0 +1,182 @@
+"""Another choice among tied scores is no fault, and what follows it is compared knowing it; a wrong choice is one, with the gap."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import whence  # noqa: E402
+
+pytestmark = pytest.mark.torch
+D, E, K, T = 16, 8, 3, 24
+
+
+def picked(scores, k, how):
+    """The k largest; `how`: of equal ones the last first, or what is wrong."""
+    if how in ("ties", "one token", "one expert further"):
+        i = torch.topk(scores.flip(-1), k, -1).indices
+        i = scores.shape[-1] - 1 - i
+        if how == "one token":
+            i[3, -1] = scores[3].argmin()
+        return scores.gather(-1, (i + (how == "one expert further")) % scores.shape[-1]), (i + (how == "one expert further")) % E
+    return torch.topk(scores, k, -1)
+
+
+class Gate(torch.nn.Module):
+    """Scores of which every second pair is equal."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(E, D)
+        weight[1::2] = weight[0::2]
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight)
+
+
+class Pick(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, scores):
+        return picked(scores, K, self.how)
+
+
+class Indices(Pick):
+    """Returns only indices."""
+
+    def forward(self, scores):
+        return super().forward(scores)[1]
+
+
+class Whole(torch.nn.Module):
+    """Shows nothing of what it chooses."""
+
+    def __init__(self, how):
+        super().__init__()
+        gate = Gate()
+        self.weight, self.how, self.experts = gate.weight, how, torch.nn.Parameter(torch.randn(E, D))
+
+    def forward(self, x):
+        v, i = picked(Gate.forward(self, x), K, self.how)
+        return x + (torch.softmax(v.float(), -1)[..., None].to(x.dtype) * self.experts[i]).sum(-2)
+
+
+class Model(torch.nn.Module):
+    """kind: where the choice is made. A loop hands every expert its tokens, as Mixtral did for years."""
+
+    def __init__(self, kind, how="torch"):
+        super().__init__()
+        torch.manual_seed(1)
+        self.kind, self.how = kind, how
+        self.up, self.gate, self.down = torch.nn.Linear(D, D), Gate(), torch.nn.Linear(D, D)
+        self.pick = {"values": Pick, "indices": Indices, "whole": Whole}.get(kind, Pick)(how)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(E)) if kind == "loop" else None
+        self.table = torch.nn.Embedding(E, D)
+
+    def forward(self, x):
+        h = self.up(x)
+        if self.kind == "whole":
+            return self.down(self.pick(h))
+        scores = self.gate(h)
+        if self.kind == "values":
+            v, i = self.pick(scores)
+        elif self.kind == "indices":
+            i = self.pick(scores)
+            v = torch.ones_like(i, dtype=h.dtype)
+        else:
+            v, i = picked(scores, K, self.how)
+        if self.experts is None:
+            return self.down(h + (torch.softmax(v.float(), -1)[..., None].to(h.dtype) * self.table(i)).sum(-2))
+        out = torch.zeros_like(h)
+        mask = torch.nn.functional.one_hot(i, E).permute(2, 1, 0)
+        for n, expert in enumerate(self.experts):
+            rank, token = torch.where(mask[n])
+            out.index_add_(0, token, expert(h[token]) * v[token, rank, None])
+        return self.down(out)
+
+
+def compared(folder, kind, how, dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    x = torch.randn(T, D).to(dtype)
+    for n, side in enumerate(("torch", how)):
+        model = Model(kind, side).to(dtype)
+        with torch.no_grad(), whence.capture(model, folder / str(n)):
+            model(x)
+    return whence.compare(folder / "0", folder / "1", **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["values", "indices", "container", "whole", "loop"])
+def test_another_of_equal_scores_is_no_fault(tmp_path, kind, dtype):
+    result = compared(tmp_path, kind, "ties", dtype)
+    assert (result.status, result.findings) == ("same", ()), result.headline
+    assert [note for note in result.notes if "chose otherwise among scores that tie" in note]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("values", "pick"), ("indices", "pick"), ("container", "Model"), ("whole", "pick")])
+@pytest.mark.parametrize("how", ["one token", "one expert further"])
+def test_a_wrong_choice_is_named_with_the_gap(tmp_path, kind, name, how):
+    result = compared(tmp_path, kind, how)
+    assert (result.status, result.findings[0].name) == ("different", name)
+    if kind != "whole":
+        assert "apart, rounding explains" in result.findings[0].sentence
+
+
+def test_experts_that_are_given_too_many_rows_are_counted(tmp_path):
+    """More than there are ties: all scores differ here, and every token goes one expert further."""
+    gate = Gate.__init__
+    try:
+        Gate.__init__ = lambda self: (torch.nn.Module.__init__(self), setattr(self, "weight", torch.nn.Parameter(torch.randn(E, D))))[0]
+        result = compared(tmp_path, "loop", "one expert further")
+    finally:
+        Gate.__init__ = gate
+    assert result.status == "different" and result.findings[0].name == "Model"
+    assert "where the reference's operators give" in result.findings[0].sentence
+
+
+def test_rows_are_named_and_counted(tmp_path):
+    result = compared(tmp_path, "values", "ties")
+    verdict = next(v for v in result.verdicts if v.numbers.get("tied_rows"))
+    assert verdict.verdict == "noise" and "topk chooses otherwise in" in verdict.sentence and "among scores that tie" in verdict.sentence
+    model = Model("values")
+    torch.manual_seed(0)
+    scores = model.gate(model.up(torch.randn(T, D)))
+    parted = (picked(scores, K, "torch")[1] != picked(scores, K, "ties")[1]).any(-1)
+    assert verdict.numbers["tied_rows"] == int(parted.sum()) > 0
+
+
+@pytest.mark.parametrize("kind", ["values", "indices"])
+def test_without_replay_the_scores_beside_the_indices_tell(tmp_path, kind):
+    assert compared(tmp_path / "same", kind, "ties", replay=False).status == "same"
+    wrong = compared(tmp_path / "wrong", kind, "one token", replay=False)
+    assert (wrong.status, wrong.findings[0].name) == ("different", "pick")
+    assert "does not have its rank" in wrong.findings[0].sentence and "rounding explains" in wrong.findings[0].sentence
+
+
+def test_without_replay_and_scores_nothing_is_claimed(tmp_path):
+    result = compared(tmp_path, "whole", "ties", replay=False)
+    assert result.status == "undecided" and "replay tells whether they tie" in result.headline
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_sort_may_order_equal_scores_either_way(tmp_path, stable):
+    class Order(torch.nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.other = other
+
+        def forward(self, x):
+            if not self.other:
+                return torch.sort(x, dim=-1, descending=True, stable=stable)
+            v, i = torch.sort(x.flip(-1), dim=-1, descending=True, stable=True)
+            return v, x.shape[-1] - 1 - i
+
+    x = (torch.randn(4, 64) * 4).round()
+    for n in range(2):
+        model = Order(bool(n))
+        with whence.capture(model, tmp_path / str(n)):
+            model(x)
+    assert whence.compare(tmp_path / "0", tmp_path / "1").status == "same"
+    assert whence.compare(tmp_path / "0", tmp_path / "1", replay=False).status == "same"
