@@ -56,9 +56,7 @@ def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tup
         elif padding is not None:
             for at, rows in zip(places, _real(ids, padding), strict=True):
                 out[at] = _cut(given[at], rows, behind=padding.behind)
-        elif len(places) == 1 and (why := _doubtful(given[places[0]], ids[0])):
-            return out, why
-        elif len(places) > 1 and (why := next((w for k, at in enumerate(places) if (w := _doubtful(given[at], ids[k]))), "")):
+        elif why := next((w for at, rows in zip(places, ids, strict=True) if (w := _doubtful(given[at], rows))), ""):
             return out, why
     return out, ""
 
