@@ -405,3 +405,12 @@ def test_the_samples_of_two_commits(shared, put):
         assert [p.number for p in result.before.prompts if p.verdict == "FAIL"] == [9, 13, 15]
         assert [p.number for p in result.prompts if p.verdict == "FAIL"] == [1, 3, 4, 6, 7, 9, 11, 12, 13, 17]
         assert {p.first_token for p in result.prompts} == {None, 4, 18}
+
+
+def test_ids_that_the_files_give_name_their_prompts():
+    reference = [{"id": f"q{n}", "src": str(n), "output": [n, 2, 3]} for n in range(3)]
+    target = [{**row, "output": [row["output"][0], 2, 4]} for row in reversed(reference)]
+    found = whence.tokens(reference, target)
+    assert [(p.number, p.id) for p in found.prompts] == [(1, "q0"), (2, "q1"), (3, "q2")]
+    twice = [{**row, "id": 7} for row in reference]
+    assert {p.id for p in whence.tokens(twice, twice).prompts} == {""}

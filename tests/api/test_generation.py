@@ -47,7 +47,7 @@ def test_the_table_holds_the_prompts_and_the_tokens_that_were_generated(referenc
     assert (found.status, set(found.counts)) == ("same", {"identical"})
     assert [p.ids for p in made.prompts] == list(PROMPTS)
     assert [(p.step, p.row, p.outcome, p.compared, p.of) for p in made.prompts] == [(0, n, "equal", NEW, NEW) for n in range(len(PROMPTS))]
-    table = [[t.reference for t in sorted(made.tokens, key=lambda t: t.index) if t.prompt == n] for n in range(len(PROMPTS))]
+    table = [[t.reference for t in sorted(made.tokens, key=lambda t: t.index) if t.prompt == n + 1] for n in range(len(PROMPTS))]
     assert table == tokens
 
 
@@ -130,7 +130,7 @@ def test_a_fault_without_effect_on_tokens_is_said_to_have_none(tmp_path):
     assert found.status == "different"
     assert {p.passes for p in found.generation.prompts} == {True}
     assert all(any("model.layers.1.mlp.down_proj" in n for n in p.no_effect) for p in found.generation.prompts)
-    assert "  no effect        on the tokens of prompts 0, 1: model.layers.1.mlp.down_proj (introduced)" in report.answer(found)
+    assert "  no effect        on the tokens of prompts 1, 2: model.layers.1.mlp.down_proj (introduced)" in report.answer(found)
 
 
 def test_logits_against_a_full_capture(reference, tmp_path):

@@ -428,3 +428,17 @@ def test_ten_thousand_labels_cost_the_same_each(run):
     assert max(costs) < 1000
     result = whence.compare_labels(run)
     assert (result.status, result.coverage.paired) == ("same", 5000)
+
+
+def test_faults_in_several_turns_are_told_as_they_happened(tmp_path):
+    """The later one is much the larger."""
+    draw = np.random.default_rng(0)
+    with whence.recording(tmp_path / "run"):
+        for turn in range(4):
+            with whence.task(f"turn {turn}"):
+                for name, when, by in (("projection", 1, 1.01), ("activation", 2, 40.0), ("head", 3, 1.5)):
+                    value = draw.normal(size=(4, 8)).astype(np.float32)
+                    whence.label(name, value, side="reference")
+                    whence.label(name, value * np.float32(by if turn == when else 1), side="target")
+    found = whence.compare_labels(tmp_path / "run").findings
+    assert [(f.name, f.step) for f in found] == [("projection", 1), ("activation", 2), ("head", 3)]

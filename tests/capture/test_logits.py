@@ -129,6 +129,44 @@ def test_a_plain_loop_is_one_sequence(tmp_path, cached):
         assert chosen == made
 
 
+@pytest.mark.parametrize(("token", "left"), [(0, False), (3, False), (3, True)])
+def test_rows_of_one_length_without_a_mask(tmp_path, token, left):
+    """The padding shows in what is written over it: each generated token is the choice of the logits that are read for it."""
+    length, texts = max(map(len, PROMPTS)) + NEW + 2, [list(prompt) for prompt in PROMPTS]
+
+    def ask(net: Any) -> Any:
+        rows = [list(text) for text in texts]
+        for _ in range(NEW):
+            ids = torch.full((len(rows), length), token)
+            for row, text in zip(ids, rows, strict=True):
+                row[slice(length - len(text), None) if left else slice(0, len(text))] = torch.tensor(text)
+            with torch.no_grad():
+                logits = net(input_ids=ids).logits
+            for n, text in enumerate(rows):
+                text.append(int(logits[n, -1 if left else len(text) - 1].argmax()))
+        return [row[len(text) :] for row, text in zip(rows, texts, strict=True)]
+
+    run, tokens = _run(tmp_path / "run", model(), ask)
+    found = sequences.prompts(run)
+    assert [p.ids for p in found] == list(PROMPTS)
+    for prompt, made in zip(found, tokens, strict=True):
+        assert [int(sequences.logits(run, prompt.scores[i]).argmax()) for i in sorted(prompt.scores) if i >= prompt.prompt - 1] == made
+
+
+def test_padding_of_a_single_call_is_not_guessed(tmp_path):
+    ids = torch.tensor([[*PROMPTS[0], *[7] * 6]])
+
+    def ask(net: Any) -> Any:
+        with torch.no_grad():
+            return net(input_ids=ids).logits
+
+    runs = [_run(tmp_path / name, model(), ask)[0] for name in ("a", "b")]
+    result = whence.compare(*runs)
+    assert result.status == "undecided"
+    assert result.generation.tokens == ()
+    assert "is not known" in result.headline
+
+
 def test_a_model_without_an_axis_for_the_batch(tmp_path):
     class Net(torch.nn.Module):
         def __init__(self) -> None:

@@ -318,6 +318,60 @@ def test_half_precision_prints_with_lines_cut_by_kernels(tmp_path):
     assert result.unmatched == 0
 
 
+def _halves(folder, factor, *, seen=lambda value: value, **how):
+    """Two float16 logs, of which the second has another factor; their kernels log. seen: what the target's kernel logs of each value."""
+    for name, by in (("a", 0.35), ("b", factor)):
+        model = Model(factor=by, dtype="float16", **how)
+        text = model.log(cut=True)
+        if name == "b":
+            for step, op, made, value in model.made:
+                del step, made
+                if op == "softmax":
+                    text = text.replace(vlog_matrix("", value * 2).split("\n")[1], vlog_matrix("", seen(value) * 2).split("\n")[1])
+        (folder / f"{name}.log").write_text(text)
+    return whence.compare(folder / "a.log", folder / "b.log")
+
+
+@pytest.mark.parametrize("factor", [0.3517, 0.36, 0.34, 0.25])
+def test_what_a_kernel_logs_is_no_call_with_equal_inputs(tmp_path, factor):
+    result = _halves(tmp_path, factor)
+    assert [f.name for f in result.findings] == ["scale_1.tmp_0"]
+    assert {row.verdict for row in result.rows if row.op_type == "VLOGMatrix"} <= {"inherited", "noise", "identical", "undetermined"}
+
+
+def test_a_log_of_a_kernel_alone_names_no_fault(tmp_path):
+    result = _halves(tmp_path, 0.35, seen=lambda value: value * 1.5)
+    assert (result.status, result.findings) == ("undecided", ())
+    said = {v.sentence for v in result.verdicts if v.verdict == "undetermined"}
+    assert any("logged by the kernel of softmax_0.tmp_0 (softmax)" in s for s in said)
+
+
+def test_calls_alike_that_are_equal_hold_half_precision_to_its_rounding(tmp_path):
+    """0.4 % of a scale is less than ten roundings of float16; that the other scale is equal to the bit speaks against another kernel."""
+    found = _halves(tmp_path, 0.35 * 1.004).findings
+    assert [f.name for f in found] == ["scale_1.tmp_0"]
+    assert "the same bits on both sides" in found[0].sentence
+    model = Model(factor=0.35 * 1.004, dtype="float16", noise=2.0**-11)  # kernels that round otherwise everywhere
+    (tmp_path / "b.log").write_text(model.log(cut=True))
+    assert whence.compare(tmp_path / "a.log", tmp_path / "b.log").findings == ()
+
+
+def test_lines_about_missing_tensors_are_told(tmp_path):
+    text = Model().log()
+    lines = text.splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.startswith("softmax softmax_0.tmp_0"))
+    absent = GLOG.format(7, "block_multi_head_attention_kernel.cu:212") + "qkv_out is nullptr\n"
+    inside = GLOG.format(8, "block_attn.h:9") + "***fmha_buf pos1*** initialized\n"
+    whole = [*lines[:at], absent, "***key_cache_out*** nullptr\n", lines[at], inside, *lines[at + 1 :], absent]
+    (tmp_path / "a.log").write_text(text)
+    (tmp_path / "b.log").write_text("".join(whole))
+    result = whence.compare(tmp_path / "a.log", tmp_path / "b.log")
+    assert set(result.counts) == {"identical"}
+    (note,) = [n for n in result.notes if "hold no numbers" in n]
+    assert "qkv_out nullptr (2 times)" in note
+    assert "key_cache_out nullptr" in note
+
+
 def test_names_decide_where_operators_were_fused(tmp_path):
     fused = Model(noise=1e-7)
     fused.made = [(s, "fused_matmul" if op == "scale" else op, n, v) for s, op, n, v in fused.made if op != "matmul_v2"]

@@ -254,6 +254,29 @@ def test_data_flow_tells_two_faults_from_one(logged):
     assert ("tmp_1", "input.tmp_0") in slots
 
 
+def test_what_a_program_tells_by_place_alone_names_no_innocent_call(tmp_path):
+    """The program exported before passes has other wiring than what ran, and a log of PIR has no names that say so."""
+    for name, factor in (("a", 0.35), ("b", 0.36)):
+        model = Model(factor=factor)
+        text = model.log()
+        for number, made in enumerate(dict.fromkeys(made for _, _, made, _ in model.made)):
+            text = text.replace(f" {made} ", f" 0x12ab_inner_var_{number} ")
+        (tmp_path / f"{name}.log").write_text(text)
+        model.edges["tmp_1"] = ("elementwise_add", {})
+        (tmp_path / f"{name}.pdmodel").write_bytes(of_model(model))
+    names = [made for _, _, made, _ in model.made]
+    programs = [str(tmp_path / "a.pdmodel"), str(tmp_path / "b.pdmodel")]
+    for replay in (True, False):
+        result = whence.compare(tmp_path / "a.log", tmp_path / "b.log", program=programs, replay=replay)
+        assert [f.name for f in result.findings] == [f"inner_var.{names.index('scale_1.tmp_0')}"]
+
+
+def test_one_program_for_both_runs_says_nothing_of_the_targets_attributes(logged):
+    pytest.importorskip("torch")
+    (found,) = whence.compare(logged / "a.log", logged / "b.log", program=logged / "a.pdmodel").findings
+    assert found.cause == ""
+
+
 def test_what_neither_log_printed_is_passed(logged):
     for name, factor in (("a", 0.35), ("b", 0.36)):
         model = Model(factor=factor)

@@ -68,7 +68,7 @@ class Judging:
         self.not_replayed: set[int] = set()
         self.postponed: dict[int, int] = {}
         self.widened: set[tuple[str, str]] = set()
-        self.sampling = Sampling(faces.calls, everything=options.sample == "all", budget=options.budget)
+        self.sampling = Sampling(align.selected(faces.calls), everything=options.sample == "all", budget=options.budget)
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""

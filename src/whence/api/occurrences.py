@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from whence import align
 from whence.api.faces import Faces
 from whence.readers import GATHERED
 from whence.records import Call
@@ -23,10 +24,10 @@ def of_operators(faces: Faces) -> bool:
 def counted(faces: Faces, per_call: Mapping[int, str], significant: Collection[int]) -> Occurrences:
     """The table. per_call: the verdict of each paired call of the reference. significant: those that rounding does not explain.
 
-    An occurrence is equal when all its outputs are bit for bit.
+    Calls that the capture was not asked for count as nothing. An occurrence is equal when all its outputs are bit for bit.
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
-    for call in sorted(faces.calls, key=lambda c: (c.step, c.micro, c.order)):
+    for call in sorted(align.selected(faces.calls), key=lambda c: (c.step, c.micro, c.order)):
         if not call.leaf or GATHERED in call.notes:
             continue
         found, differs = _occurrence(faces, call, per_call)

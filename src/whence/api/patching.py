@@ -321,10 +321,13 @@ class _Locating:
 
 
 def output_errors(reference: Run, target: Run) -> _Errors:
-    """Error of the root's outputs by (root, rank, step, micro), taken in float64. Outputs that are state (caches) are left out."""
-    theirs = {c.key(): c for c in target.calls if c.parent == -1}
+    """Error of the root's outputs by (root, rank, step, micro), taken in float64. Outputs that are state (caches) are left out,
+    and steps that a capture was not asked for."""
+    from whence.align import selected
+
+    theirs = {c.key(): c for c in selected(target.calls) if c.parent == -1}
     out: _Errors = {}
-    for call in reference.calls:
+    for call in selected(reference.calls):
         other = theirs.get(call.key())
         if call.parent != -1 or call.phase != "forward" or other is None:
             continue

@@ -12,7 +12,11 @@ MANY_STEPS = 16
 
 
 class Sampling:
-    """Chooses calls to replay. everything: sample nothing. budget: seconds of wall time for all replays, None for no end."""
+    """Chooses calls to replay.
+
+    calls: those that a capture was asked for; steps that it left out are none. everything: sample nothing. budget: seconds of wall
+    time for all replays, None for no end.
+    """
 
     def __init__(self, calls: Sequence[Call], *, everything: bool, budget: float | None) -> None:
         steps: dict[str, set[int]] = {}

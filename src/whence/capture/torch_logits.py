@@ -29,8 +29,8 @@ class LogitsListener(Listener):
     """A `Listener` that records one call per call of the model: `input.*` as far as they are integers, `output.logits`.
 
     output.logits: (batch, 1, vocabulary), of the last real token of each row; all tokens with positions="all", or where rows lie
-    behind each other in one axis; the last ones where rows without a mask end in a repeated id. A cache is a record of its shape. A model that
-    returns no logits leaves a note.
+    behind each other in one axis; the last ones where rows without a mask end in a repeated id. A cache is a record of its shape.
+    A model that returns no logits leaves a note.
     """
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
