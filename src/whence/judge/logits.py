@@ -29,7 +29,7 @@ class Judged:
     """What one token's logits mean. noise: standard deviation of a logit that rounding explains here, in logits; None: not known.
 
     off: logits further apart than that by `score` times what is allowed (> 1). flip: "" where both choose the same token, else
-    "explained" or "unexplained". score: of the flip, gap over what noise closes, or of `off`.
+    "explained" or "unexplained". score: of the flip, gap over what noise closes, or of `off`; the larger where a token is both.
     """
 
     noise: float | None
@@ -84,5 +84,5 @@ def judged(
             continue
         closed = closed_by(noise) if noise is not None else math.inf
         by = math.inf if one.nonfinite or (one.gap and not closed) else one.gap / closed if closed else 0.0
-        out.append(Judged(noise, off, "explained" if by <= 1 else "unexplained", by))
+        out.append(Judged(noise, off, "explained" if by <= 1 else "unexplained", max(by, score) if off and by > 1 else by))
     return out
