@@ -5,11 +5,10 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import whence
 from whence import store
-from whence.cli import main
+from whence.cli import execute
 
 LAYERS, WIDTH, ROWS = 10, 32, 24
 RNG = np.random.default_rng(3)
@@ -146,10 +145,9 @@ def test_pixels_are_no_mask(tmp_path):
     assert whence.compare(tmp_path / "a", tmp_path / "b").status == "undecided"
 
 
-def test_on_the_command_line(tmp_path):
+def test_on_the_command_line(tmp_path, capsys):
     whence.record(tmp_path / "a", chosen(network(), "io"))
     whence.record(tmp_path / "b", chosen(network(fault=FAULTS["factor"][0]), "io"))
-    done = CliRunner().invoke(main, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", "-o", str(tmp_path / "out")])
-    assert done.exit_code == 1, done.output
-    finding = json.loads(done.stdout)["findings"][0]
+    assert execute(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json", "-o", str(tmp_path / "out")]) == 1
+    finding = json.loads(capsys.readouterr().out)["findings"][0]
     assert "everything is multiplied by 1.3, which rounding at no depth makes" in finding["sentence"]

@@ -36,10 +36,11 @@ def judge_unseen(
     """
     if growth.verdict == "identical" or not growth.evidence or growth.evidence not in ("two dumps", "statistics"):
         return verdict
-    if growth.evidence == "statistics" and 0 < growth.e_out < math.inf and growth.e_out <= limits.far:
-        return _open(verdict, f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements", KEEP_ELEMENTS)
     if u == 0.0:
         return _of_integers(verdict, growth)
+    if growth.evidence == "statistics" and growth.e_out <= limits.far:
+        unknown = msgspec.structs.replace(verdict, numbers={**verdict.numbers, "e_out": growth.e_out or None})
+        return _open(unknown, f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements", KEEP_ELEMENTS)
     room = limits.within(u)
     if growth.e_out <= room:
         return _within(verdict, growth, u, room)
