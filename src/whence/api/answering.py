@@ -40,9 +40,8 @@ class Answer:
                 worst[call] = verdict.verdict
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             outputs = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
-            call = self.faces.calls[pair.reference]
             if pair.reference not in worst and not outputs:
-                if call.slots("output"):
+                if self.faces.calls[pair.reference].slots("output"):
                     worst[pair.reference] = "incomparable"
                 elif slots and all(self.faces.measured[s.reference_record, s.target_record].identical for s in slots.values()):
                     worst[pair.reference] = "identical"
