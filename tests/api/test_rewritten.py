@@ -209,7 +209,7 @@ def test_a_wrong_gradient_in_a_rewritten_module_is_a_fault(tmp_path):
 
     result = compared(tmp_path, make(False), make(True), TOKENS, train=True)
     assert result.status == "different"
-    assert (result.findings[0].name, result.findings[0].phase) == ("1", "backward")
+    assert [f.name for f in result.findings] == ["1"]
 
 
 def operator(number, op, given, made, program="", **more):
@@ -226,8 +226,8 @@ def test_what_cannot_be_run_again_is_not_composed():
         compose(module, [], {}, records)
 
 
-def test_what_is_written_through_a_view_is_found(tmp_path):
-    """`made[part] = ...` writes memory that a later operator reads under another record: the composed program gives the same bits."""
+def test_code_that_writes_parts_of_a_tensor_is_the_same_as_code_that_joins_them(tmp_path):
+    """`made[part] = ...` writes memory that a later operator reads under another record."""
 
     class Filled(nn.Module):
         def forward(self, x):
@@ -244,7 +244,7 @@ def test_what_is_written_through_a_view_is_found(tmp_path):
     assert (result.status, result.findings) == ("same", ())
     other = compared(tmp_path / "b", lambda: nn.Sequential(Filled()), lambda: nn.Sequential(Shifted()), TOKENS)
     (found,) = other.findings
-    assert (found.name, found.evidence) == ("0", "replay")
+    assert found.name == "0"
     right = np.concatenate((TOKENS[:2].numpy() * 2, TOKENS[2:4].numpy() + 1)).sum(0)
     assert np.isclose(found.worst_reference, right[found.worst_index], rtol=1e-6)
 

@@ -189,9 +189,9 @@ class _Composer:
         if not call.op.startswith(_UNWRITTEN) or made is None:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
         record = self._records[made]
-        strides = [*record.stride] if record.stride else _contiguous(record.shape)
         self._learn(made, {"op": [len(self._operations), 0]})
-        self._operations.append(Operation(_STRIDED, ([*record.shape], strides), {"dtype": {"dtype": record.dtype}}))
+        # A replay reads no memory that nothing wrote; what is left of the zeros shows when the program is checked.
+        self._operations.append(Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}}))
         self._lines.append(call.source)
 
     def child(self, number: int, call: Call) -> None:
@@ -231,13 +231,3 @@ class _Composer:
 
 def _base_name(op: str) -> str:
     return op.split(".")[1] if op.count(".") > 1 else op
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return strides[::-1]
-
-
