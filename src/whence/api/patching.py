@@ -257,7 +257,9 @@ class _Locating:
         no = [n for n in run.notes if n.kind == "patch-refused"]
         refused = tuple(n.text for n in no if any(p.fits(p.root, n.scope, n.step, p.occurrence or 0) for p in mine))
         if not patched and not refused:
-            refused = (f"the target made no call {', '.join(points)}" if not calls else "none of its calls was given the reference's outputs",)
+            refused = (
+                f"the target made no call {', '.join(points)}" if not calls else "none of its calls was given the reference's outputs",
+            )
         return Explained(name, points, len(patched), None, None, None, (), refused, tuple(notes), finding, remaining)
 
     def _whole_model(self, points: tuple[str, ...]) -> str:
@@ -300,9 +302,11 @@ class _Locating:
             out.append(f"{of} are left out: their tokens differ from the reference's, or their outputs are missing")
         nothing = [r for r in rounds if not r.calls]
         if nothing:
-            moved = ", although the error is another one in that run: the program does not repeat itself" if any(
-                r.before != r.after for r in nothing
-            ) else ""
+            moved = (
+                ", although the error is another one in that run: the program does not repeat itself"
+                if any(r.before != r.after for r in nothing)
+                else ""
+            )
             names = ", ".join(r.name for r in nothing[:3])
             out.append(f"{names}: the patch was applied to nothing, so nothing is credited to it{moved}")
         if any(r.share is None and r.calls for r in rounds):

@@ -435,9 +435,7 @@ class Replayer:
             of_operation(other, theirs, parting.place),
         )  # fmt: skip
 
-    def _parting(
-        self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str
-    ) -> Parting:
+    def _parting(self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str) -> Parting:
         """Where the reference's program, on the target's inputs, first gives something else than the target's own (`right`)."""
         loaded = self.reference.load(call)
         mine = loaded.program

@@ -171,7 +171,9 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
             if ref.slot.startswith(("input", "output", "param")):
                 slot = f"input.forward.{number}.{ref.slot}"
                 refs[slot] = Ref(slot, ref.record)
-    gradients = {r.record for c in run.calls if c.phase == "backward" and c.id not in inside for r in (*c.slots("output"), *c.slots("mutated"))}
+    gradients = {
+        r.record for c in run.calls if c.phase == "backward" and c.id not in inside for r in (*c.slots("output"), *c.slots("mutated"))
+    }
     read_elsewhere = {r.record for c in run.calls if c.id not in inside for r in c.slots("input")}
     for kind, records in (
         ("input", [r.record for c in group for r in c.slots("input") if r.record in gradients and r.record not in made]),

@@ -150,7 +150,9 @@ class _Composer:
                 continue
             places[place] = len(self._operations)
             self._operations.append(
-                Operation(operation.name, tuple(map(value, operation.args)), {k: value(a) for k, a in operation.kwargs.items()}, operation.guard)
+                Operation(
+                    operation.name, tuple(map(value, operation.args)), {k: value(a) for k, a in operation.kwargs.items()}, operation.guard
+                )
             )
             self._lines.append(call.source)
         self._base = self._base or program.base
