@@ -104,7 +104,8 @@ def remarks(judged: Sequence[Judged], calls: Sequence[Call], found: Sequence[Fin
         where = f"{between(first.region, calls)}: " if first.region.stretch >= 0 and not verdict.where else ""
         out.append(
             Remark(
-                kind, names[0], call.op_type, call.step, call.rank, verdict.evidence, f"{where}{verdict.sentence}", verdict.score, call.root,
+                kind, names[0], call.op_type, call.step, call.rank, verdict.evidence, f"{where}{verdict.sentence}", verdict.score,
+                call.root,
                 verdict.source or call.source, tuple(names[1:]), verdict.pair,
             )
         )  # fmt: skip
@@ -154,7 +155,8 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
-        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
+        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source,
+        also=tuple(n for n in names if n != name), pair=verdict.pair,
         operator=verdict.operator or own, side=verdict.side, phase=call.phase if own and call.phase != "forward" else "",
     )  # fmt: skip
 

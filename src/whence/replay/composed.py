@@ -121,7 +121,8 @@ class _Composer:
         """Append an operator."""
         refs = {r.slot: r.record for r in call.refs}
         if program is None:
-            return self._unwritten(call, refs)
+            self._unwritten(call, refs)
+            return
         given = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
         # What an operator overwrites need not be known to repeat it alone; here it is memory that others look at.
         instead = {
