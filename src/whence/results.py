@@ -193,6 +193,26 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     phase: str = ""
 
 
+class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark; `also` names the others.
+
+    kind: "precision" (more than rounding, as an intermediate of low precision leaves it) or "suspect" (close to its limit).
+    """
+
+    kind: str
+    name: str
+    op_type: str
+    step: int
+    rank: int
+    evidence: str
+    sentence: str
+    score: float | None = None
+    root: str = ""
+    source: str = ""
+    also: tuple[str, ...] = ()
+    pair: int = -1
+
+
 class Coverage(msgspec.Struct, frozen=True):
     """How much of the run the answer rests on. Counts are of calls of the reference.
 
@@ -528,6 +548,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     nearest to some of them. environment: conditions
     in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
     of the reference showed, third: how far both are from the run in higher precision; None when none was given.
+    remarks: what passes and is worth a look, which counts with --strict.
     declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
     views: the rows of each view that was asked for. asked: arguments of `compare` that decide who faces whom and what may be run, where
     they are not the defaults and can be written down.
@@ -557,6 +578,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     without_partner: dict[str, tuple[str, ...]] = {}
     nearest: tuple[Nearest, ...] = ()
     declared: tuple[Declared, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None
     third: ThirdRun | None = None

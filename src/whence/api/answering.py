@@ -40,7 +40,12 @@ class Answer:
                 worst[call] = verdict.verdict
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             outputs = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
-            if pair.reference not in worst:
+            if pair.reference not in worst and not outputs:
+                if self.faces.calls[pair.reference].slots("output"):
+                    worst[pair.reference] = "incomparable"
+                elif slots and all(self.faces.measured[s.reference_record, s.target_record].identical for s in slots.values()):
+                    worst[pair.reference] = "identical"
+            elif pair.reference not in worst:
                 measured = [self.faces.measured[s.reference_record, s.target_record] for s in outputs]
                 same = all(m.identical for m in measured)
                 worst[pair.reference] = "identical" if same else "inherited"

@@ -33,7 +33,7 @@ from whence.api.tracing import Tracer, flow_of
 from whence.api.viewing import viewed
 from whence.api.wholes import put_together
 from whence.judge.policy import Policy
-from whence.locate import decide, declare_patched, findings, order_and_taint
+from whence.locate import decide, declare_patched, findings, order_and_taint, remarks
 from whence.records import Run, regions
 from whence.results import Comparison
 
@@ -132,6 +132,7 @@ def compare_runs(
     with _Timer(timing, "locate"):
         judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
         found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
+        noted = remarks(judged, faces.calls, found, align.starred)
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)
     if not faces.measured:  # a dump without tensors
@@ -156,7 +157,7 @@ def compare_runs(
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
-        declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
+        remarks=tuple(noted), declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},

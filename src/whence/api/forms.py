@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from whence import judge
+from whence.align import is_cache
 from whence.api.faces import Faces
 from whence.locate import GUILTY
 from whence.records import Call
-from whence.results import SlotPair, Verdict
+from whence.results import CallPair, SlotPair, Verdict
 
 _SHOWN = 40  # characters of an argument
 Verdicts = dict[tuple[int, int], Verdict]
@@ -25,10 +26,25 @@ def formed(verdicts: Verdicts, faces: Faces) -> Verdicts:
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
         if key[1] < 0 and verdict.evidence == "two dumps" and verdict.verdict not in (*GUILTY, "identical"):
             verdict = _by_form(verdict, call, faces)
+        if verdict.verdict == "introduced" and verdict.evidence != "replay" and (missing := not_passed(pair, call)):
+            verdict = msgspec.structs.replace(
+                verdict, verdict="structural", cause="input", sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}"
+            )
         if verdict.verdict in GUILTY and (said := _arguments(call, other)):
             verdict = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {said}")
         out[key] = verdict
     return out
+
+
+def not_passed(pair: CallPair, call: Call) -> str:
+    """Which input of the reference's call the target's was not given, in words; "" when it was given all."""
+    missing = [slot.removeprefix("input.") for slot in pair.only_reference if slot.startswith("input.")]
+    here = {r.slot for r in call.slots("input")}
+    missing = [name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")]
+    if not missing:
+        return ""
+    names = " and ".join(f"`{name}`" for name in missing[:3])
+    return f"{names} {'is' if len(missing) == 1 else 'are'} not passed in the target"
 
 
 def _by_form(verdict: Verdict, call: Call, faces: Faces) -> Verdict:

@@ -40,10 +40,10 @@ def placed(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tu
         if verdict.verdict not in GUILTY or verdict.source or key[1] >= 0 or verdict.where or verdict.named >= 0:
             continue
         pair = faces.plan.pairs[verdict.pair]
-        if verdict.side == "reference":
-            run, below, call = faces.reference, faces.kids, faces.calls[pair.reference]
-        else:
-            run, below, call = faces.target, faces.target_kids, faces.target.calls[pair.target]
+        broken = verdict.side == "reference"
+        run: Run = faces.reference if broken else faces.target
+        below = faces.kids if broken else faces.target_kids
+        call = run.calls[pair.reference if broken else pair.target]
         if call.kind == "module" and (line := of_call(run, below, call)):
             out[key] = msgspec.structs.replace(verdict, source=line)
     return out

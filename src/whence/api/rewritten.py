@@ -153,6 +153,10 @@ def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:
     return groups
 
 
+def _place(call: Call) -> tuple[str, str, int, int]:
+    return call.root, call.scope, call.step, call.micro
+
+
 def _one_call(run: Run, group: Sequence[Call]) -> Call:
     """One call in the place of operators of a backward pass: from the gradients it is given, and what its module read and returned in
     the forward pass, to the gradients that others read.
@@ -163,7 +167,7 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
     made = {r.record for c in group for kind in ("output", "mutated") for r in c.slots(kind)}
     forward = [
         c for c in run.calls
-        if c.kind == "module" and c.phase == "forward" and (c.root, c.scope, c.step, c.micro) == (first.root, first.scope, first.step, first.micro)
+        if c.kind == "module" and c.phase == "forward" and _place(c) == _place(first)
     ]  # fmt: skip
     refs: dict[str, Ref] = {}
     for number, call in enumerate(forward):

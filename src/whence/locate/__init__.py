@@ -1,6 +1,6 @@
 """Verdicts + data flow -> findings."""
 
-from whence.locate.findings import GUILTY, Judged, between, findings, order_and_taint
+from whence.locate.findings import GUILTY, Judged, between, findings, order_and_taint, remarks
 from whence.locate.patched import declare_patched
 from whence.locate.programs import Parting, first_parting, only_operator, other_function, written_anew
 from whence.locate.programs import difference as program_difference
@@ -19,5 +19,6 @@ __all__ = [
     "order_and_taint",
     "other_function",
     "program_difference",
+    "remarks",
     "written_anew",
 ]

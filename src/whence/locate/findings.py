@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Region
-from whence.results import Finding, Plan, Verdict
+from whence.results import Finding, Plan, Remark, Verdict
 
 GUILTY = ("introduced", "param-diff", "structural")
 
@@ -87,6 +87,33 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
 
 
+def remarks(judged: Sequence[Judged], calls: Sequence[Call], found: Sequence[Finding], starred: Callable[[str], str]) -> list[Remark]:
+    """What is no finding and counts with `strict`: precision losses, and passes close to their limit. In the order of execution."""
+    named = {name for f in found for name in (f.name, *f.also)}
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for item in judged:
+        verdict = item.verdict
+        kind = "precision" if verdict.verdict == "precision" else "suspect" if verdict.confidence == "suspect" else ""
+        if not kind or (verdict.verdict in GUILTY and _name(item, calls) in named):
+            continue
+        call = calls[item.region.call]
+        groups.setdefault((kind, starred(call.scope), call.op_type, str(item.region.stretch)), []).append(item)
+    out = []
+    for (kind, *_), members in groups.items():
+        first = members[0]
+        call, verdict = calls[first.region.call], first.verdict
+        names = list(dict.fromkeys(_name(m, calls) for m in members))
+        where = f"{between(first.region, calls)}: " if first.region.stretch >= 0 and not verdict.where else ""
+        out.append(
+            Remark(
+                kind, names[0], call.op_type, call.step, call.rank, verdict.evidence, f"{where}{verdict.sentence}", verdict.score,
+                call.root,
+                verdict.source or call.source, tuple(names[1:]), verdict.pair,
+            )
+        )  # fmt: skip
+    return out
+
+
 def _parameter(item: Judged, calls: Sequence[Call]) -> int:
     """The record of the parameter that a verdict is about, -1 when it is not one of the call itself."""
     refs = calls[item.region.call].slots("param")
@@ -134,7 +161,8 @@ def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], p
     return Finding(
         name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
         rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
-        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source, also=tuple(n for n in names if n != name), pair=verdict.pair,
+        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source,
+        also=tuple(n for n in names if n != name), pair=verdict.pair,
         operator=verdict.operator or own, side=verdict.side, phase=call.phase if own and call.phase != "forward" else "",
     )  # fmt: skip
 

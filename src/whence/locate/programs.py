@@ -57,10 +57,10 @@ def difference(reference: Program, target: Program) -> str:
 
 def written_anew(reference: Program, target: Program) -> bool:
     """Do two programs run so few operators in the same order that comparing them one by one says nothing?"""
-    names = [[op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))] for p in (reference, target)]
-    if min(map(len, names)) == 0 or max(map(len, names)) < _LEAST:
+    ours, theirs = ([op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))] for p in (reference, target))
+    if not ours or not theirs or max(len(ours), len(theirs)) < _LEAST:
         return False
-    return SequenceMatcher(None, *names, autojunk=False).ratio() < _ANEW
+    return bool(SequenceMatcher(None, ours, theirs, autojunk=False).ratio() < _ANEW)
 
 
 def other_function(reference: Program, target: Program) -> Parting:

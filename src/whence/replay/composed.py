@@ -121,7 +121,8 @@ class _Composer:
         """Append an operator."""
         refs = {r.slot: r.record for r in call.refs}
         if program is None:
-            return self._unwritten(call, refs)
+            self._unwritten(call, refs)
+            return
         given = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
         # What an operator overwrites need not be known to repeat it alone; here it is memory that others look at.
         instead = {
@@ -191,9 +192,9 @@ class _Composer:
         if not call.op.startswith(_UNWRITTEN) or made is None:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
         record = self._records[made]
-        strides = [*record.stride] if record.stride else _contiguous(record.shape)
         self._learn(made, {"op": [len(self._operations), 0]})
-        self._operations.append(Operation(_STRIDED, ([*record.shape], strides), {"dtype": {"dtype": record.dtype}}))
+        # A replay reads no memory that nothing wrote; what is left of the zeros shows when the program is checked.
+        self._operations.append(Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}}))
         self._lines.append(call.source)
 
     def child(self, number: int, call: Call) -> None:
@@ -233,11 +234,3 @@ class _Composer:
 
 def _base_name(op: str) -> str:
     return op.split(".")[1] if op.count(".") > 1 else op
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return strides[::-1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from whence.report import generation, tracing
 from whence.report import occurrences as counts
 from whence.report.plain import AT_LINE, clean, count, folded
-from whence.results import Comparison, Declared, Finding
+from whence.results import TENSOR_RULE, Comparison, Declared, Finding
 
 LEFT = 19
 _MOST_FINDINGS = 5
@@ -37,6 +37,7 @@ def answer(result: Comparison, *, output: str = "", occurrences: bool = False, w
         lines += _finding(finding, result, first=i == 0)
     if len(result.findings) > _MOST_FINDINGS:
         lines.append(_row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json"))
+    lines += _remarks(result)
     for item in result.declared:
         lines += _declared(item)
     if result.origin is not None and result.findings and result.origin.steps[-1].name == result.findings[0].name:
@@ -122,7 +123,9 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
     if first and e_in is not None and e_out is not None and finding.verdict != "param-diff":
-        yield _row("  inputs", "bitwise equal" if e_in == 0 else f"rel_l2 {e_in:.2g}")
+        absent = _absent(finding, result)
+        inputs = absent if absent and e_in == 0 else ("bitwise equal" if e_in == 0 else f"rel_l2 {e_in:.2g}")
+        yield _row("  inputs", f"{inputs}; {absent}" if absent and e_in != 0 else inputs)
         floor = numbers.get("floor_rel")
         budget = f"  own rounding {floor:.2g}" if floor is not None else ""
         yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
@@ -135,6 +138,28 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.also:
         names = ", ".join(clean(n) for n in finding.also[:4])
         yield _row("  also in", names + (f" and {count(len(finding.also) - 4)} more" if len(finding.also) > 4 else ""))
+
+
+_REMARKS = {"precision": "PRECISION", "suspect": "SUSPECT"}
+_COUNTED = {"precision": "passes, but for --strict: more than rounding", "suspect": "passes, but for --strict: close to its limit"}
+
+
+def _remarks(result: Comparison) -> Iterator[str]:
+    """What --strict counts, by name; the loss of quantised layers has rows of its own."""
+    quantised = {name for item in result.declared if not item.declared for name in item.names}
+    left = [r for r in result.remarks if r.kind != "precision" or not {r.name, *r.also} <= quantised]
+    for remark in left[:_MOST_FINDINGS]:
+        where = f"step {remark.step}, rank {remark.rank}"
+        yield _row(_REMARKS[remark.kind], "   ".join((clean(remark.name), clean(remark.op_type), where)))
+        yield _row("  counts as", _COUNTED[remark.kind] if result.status == "same" else remark.kind)
+        yield _row("  evidence", clean(remark.sentence))
+        if AT_LINE.search(remark.source):
+            yield _row("  called at", clean(remark.source))
+        if remark.also:
+            names = ", ".join(clean(n) for n in remark.also[:4])
+            yield _row("  also in", names + (f" and {count(len(remark.also) - 4)} more" if len(remark.also) > 4 else ""))
+    if len(left) > _MOST_FINDINGS:
+        yield _row("", f"{count(len(left) - _MOST_FINDINGS)} more in report.json (remarks)")
 
 
 def _declared(item: Declared) -> Iterator[str]:
@@ -151,6 +176,21 @@ def _declared(item: Declared) -> Iterator[str]:
         yield _row("  to declare it", f"--policy FILE.yaml with   {clean(item.snippet)}")
     if item.reason:
         yield _row("  because", clean(item.reason))
+
+
+def _absent(finding: Finding, result: Comparison) -> str:
+    """Which inputs only one side's call has, in words; what they share may be equal, what they were asked is not."""
+    if not 0 <= finding.pair < len(result.plan.pairs) or result.plan.pairs[finding.pair].rule == TENSOR_RULE:
+        return ""
+    pair = result.plan.pairs[finding.pair]
+    sides = ((pair.only_reference, "not passed in the target"), (pair.only_target, "passed only in the target"))
+    said = []
+    for slots, words in sides:
+        names = [f"`{clean(s.removeprefix('input.'))}`" for s in slots if s.startswith("input.")]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            said.append(f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'} {words}")
+    return "; ".join(said)
 
 
 _OBSERVER = "observer effect: "
