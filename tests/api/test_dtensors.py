@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -132,8 +132,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "capture stopped" not in "".join(said)
     for name in ("tp", "sequence", "fsdp", "wrong"):  # what `whence run` does of itself: the ranks in one folder
         shutil.move(next((folder / f"{name}.1").glob("rank00001-*")), (folder / f"{name}.0").rename(folder / name))
-    room: dict[str, Any] = {}
-    exec(NET, room)
+    room = runpy.run_path(str(folder / "net.py"))
     with torch.no_grad(), whence.capture(net := room["Net"](), folder / "reference"):
         net(room["IDS"])
     return folder
