@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display"}
+NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display", "frameworks"}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -30,6 +30,7 @@ ROOMS = {
     "_kernels": set(),
     "segments": set(),
     "dtypes": {"errors"},
+    "frameworks": {"errors"},
     "records": {"dtypes", "errors", "display"},
     "results": {"records", "dtypes", "errors", "display"},
     "cards": {"records"},

@@ -35,7 +35,9 @@ def cut(whole, placement):
         parts = RNG.standard_normal((placement.mesh[dim], *whole.shape))
         parts[-1] = whole - parts[:-1].sum(0)
         for number, at in enumerate(itertools.product(*map(range, placement.mesh))):
-            own = Placement(placement.shape, placement.mesh, placement.ranks, tuple(p if p != "sum" else "replicate" for p in placement.places))
+            own = Placement(
+                placement.shape, placement.mesh, placement.ranks, tuple(p if p != "sum" else "replicate" for p in placement.places)
+            )
             held[placement.ranks[number]] = cut(parts[at[dim]], own)[placement.ranks[number]]
     return held
 

@@ -44,7 +44,9 @@ def test_a_flattened_batch_has_its_axes_in_front():
     np.testing.assert_array_equal(places_of(course(2, (1, 2, 2)).T, (6,))[0], course(2, (1, 2, 2)))
 
 
-@pytest.mark.parametrize("array", [np.array(3), np.zeros((2, 7), int), np.zeros((2, 5)), np.zeros((1, 2, 3, 5), int), np.zeros((4, 4), int)])
+@pytest.mark.parametrize(
+    "array", [np.array(3), np.zeros((2, 7), int), np.zeros((2, 5)), np.zeros((1, 2, 3, 5), int), np.zeros((4, 4), int)]
+)
 def test_what_is_of_another_form_tells_nothing(array):
     assert places_of(array, (2, 5)) is None
 

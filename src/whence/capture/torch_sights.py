@@ -19,8 +19,8 @@ from whence.arrays import torch as tensors
 from whence.capture.session import Session
 from whence.capture.torch_known import FULL_BYTES, UNSETTLED, Pending, Seen, address_of, expired, sample, span_of, storage_ref
 from whence.capture.torch_objects import Watched
-from whence.capture.torch_staging import Ring
 from whence.capture.torch_placements import placement_of
+from whence.capture.torch_staging import Ring
 from whence.records import Call, External, Placement, Ref, Statistics
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None]

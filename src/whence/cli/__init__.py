@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 import whence
+from whence import frameworks
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
@@ -144,6 +145,9 @@ def _execute(arguments: list[str]) -> int:
     except Exception as err:  # noqa: BLE001 - the last frame: exit 1 would mean "the runs differ"
         if debug:
             _trace()
+        if isinstance(err, ModuleNotFoundError) and (known := frameworks.of_import(err, f"whence {' '.join(arguments[:1])}")) is not None:
+            _tell(f"whence: {known}")
+            return known.exit_code
         _tell(
             f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
             + ("" if debug else "; `whence --debug ...` shows where")

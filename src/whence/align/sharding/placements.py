@@ -76,7 +76,9 @@ def _ascending(placement: Placement) -> list[int] | None:
     order = sorted(range(len(mesh)), key=lambda d: -apart[d])
     expected = sorted(ranks)
     places = dict(zip(product(*map(range, mesh)), ranks, strict=True))
-    walked = [places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))] for at in product(*(range(mesh[d]) for d in order))]
+    walked = [
+        places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))] for at in product(*(range(mesh[d]) for d in order))
+    ]
     return order if walked == expected else None
 
 
