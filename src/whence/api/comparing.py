@@ -158,7 +158,8 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
-            *unreplayed, *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *unreplayed,
+            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
             *faces.declaring.notes(), *kernels.notes(faces, judging),

@@ -58,8 +58,8 @@ class _Frame:
 
     __slots__ = (
         "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "operators", "order", "parent", "phase", "place", "placements", "reads", "recorder", "refs", "root", "scope", "signature", "started", "state",
-        "step", "tensors", "training", "wanted",
+        "operators", "order", "parent", "phase", "place", "placements", "reads", "recorder", "refs", "root", "scope", "signature",
+        "started", "state", "step", "tensors", "training", "wanted",
     )  # fmt: skip
     args: dict[str, Any] | None
     depth: int
