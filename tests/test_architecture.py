@@ -5,7 +5,21 @@ from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
-NOUNS = {"errors", "dtypes", "records", "results", "_plugins", "_kernels", "segments", "cards", "pages", "display", "configs", "caches"}
+NOUNS = {
+    "errors",
+    "dtypes",
+    "records",
+    "results",
+    "_plugins",
+    "_kernels",
+    "segments",
+    "cards",
+    "pages",
+    "display",
+    "configs",
+    "caches",
+    "frameworks",
+}
 ROOMS = {
     "arrays": set(),
     "capture": {"arrays"},
@@ -32,6 +46,7 @@ ROOMS = {
     "segments": set(),
     "configs": set(),
     "dtypes": {"errors"},
+    "frameworks": {"errors"},
     "records": {"dtypes", "errors", "display"},
     "results": {"records", "dtypes", "errors", "display"},
     "cards": {"records"},

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from whence import align
+from whence import align, frameworks
 from whence.api import generation, kernels, rewritten
 from whence.api.again import Again
 from whence.api.answering import Answer
@@ -73,6 +73,19 @@ class CompareOptions:
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
 
 
+NO_TORCH = (
+    "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For replay: pip install 'whence[torch]', or "
+    "compare on a machine that has it"
+)  # fmt: skip
+
+
+def without_replay(reference: Run, target: Run, options: CompareOptions) -> tuple[CompareOptions, tuple[str, ...]]:
+    """The options as far as they can be followed here, and a note: recorded programs run in torch, of Paddle's models too."""
+    if not options.replay or not (reference.programs or target.programs) or frameworks.is_here("torch"):
+        return options, ()
+    return replace(options, replay=False), (NO_TORCH,)
+
+
 def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -> tuple[Read, Read, align.Aligned]:
     """Both runs as they are compared, and the plan with the runs it speaks of."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
@@ -87,6 +100,7 @@ def compare_runs(
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
     if generation.logits_alone(reference, target):
         return generation.compare_logits(reference, target, options, again, third)
+    options, unreplayed = without_replay(reference, target, options)
     timing: dict[str, float] = {}
 
     def tell(done: int, of: int, what: str) -> None:
@@ -149,6 +163,7 @@ def compare_runs(
         incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
         rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
         notes=(
+            *unreplayed,
             *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
             *first.notes, *otherwise.notes(),
             *notes_of_ties(every, [faces.calls[p.reference].scope or faces.calls[p.reference].root for p in plan.pairs]),

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence import align
+from whence import align, frameworks
 from whence.dtypes import Array
-from whence.errors import MissingDependency, ReplayRefused, UsageError
+from whence.errors import ReplayRefused, UsageError
 from whence.records import Call
 
 if TYPE_CHECKING:
@@ -115,10 +115,7 @@ def read(model: Any) -> Models:
         words, factory = model, _imported(model)
     else:
         words, factory = getattr(model, "__qualname__", type(model).__name__), model
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency(f"model {words}: replay needs torch: pip install 'whence[torch]'") from error
+    torch = frameworks.needed("torch", f"model {words}: replay")
     made = factory
     if not isinstance(factory, torch.nn.Module):
         if not callable(factory):

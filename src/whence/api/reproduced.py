@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence import align, dtypes, judge
+from whence import align, dtypes, frameworks, judge
 from whence.api.scripts import Waiting
 from whence.api.threads import Threads
 from whence.dtypes import Array
@@ -52,10 +52,7 @@ def reproduce(
         raise UsageError(f"{named} has findings 1 to {len(compared.findings)}; there is no finding {finding}")
     folder = Path(output)
     _check(folder, force)
-    try:
-        import torch  # noqa: F401 - the script runs torch operators, so here too
-    except ImportError as error:
-        raise ReplayRefused("a repro runs operators of torch: pip install 'whence[torch]'") from error
+    frameworks.needed("torch", "a repro, which runs operators of torch,")
     what = compared.findings[finding - 1]
     outcome: _Outcome | None = None
     try:

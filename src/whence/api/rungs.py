@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from whence import frameworks
 from whence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class InProcess:
     """A model of this process, made or copied for each rung."""
 
     def __init__(self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int) -> None:
-        import torch
-
+        torch = frameworks.needed("torch", "a ladder")
         known = set(inspect.signature(torch.compile).parameters) - {"model", "backend", "disable"}
         if unknown := set(compile_options) - known:
             raise UsageError(f"unknown option {min(unknown)!r}; torch.compile takes {', '.join(sorted(known))} here")

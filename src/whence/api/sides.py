@@ -14,7 +14,7 @@ from whence import align, dtypes, judge
 from whence.api.choosing import settled
 from whence.api.threads import Threads
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, MissingDependency, ReplayRefused
+from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, Run, children
 from whence.replay.paddle_operators import TRANSLATED
 
@@ -137,10 +137,8 @@ class Side:
         program = self.program(call)
         loaded = self._loaded.get(program.id)
         if loaded is None:
-            try:
-                from whence.replay.programs import load
-            except ImportError as error:
-                raise ReplayRefused("replay needs torch: pip install 'whence[torch]'") from MissingDependency(str(error))
+            from whence.replay.programs import load
+
             loaded = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
             self._loaded[program.id] = loaded
         return loaded

@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 import whence
+from whence import frameworks
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
@@ -147,17 +148,23 @@ def _execute(arguments: list[str]) -> int:
         return err.exit_code
     except OSError as err:
         if err.filename is not None or err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG):
-            return _unexpected(err, debug)
+            return _unexpected(err, arguments, debug)
         _drop_stdout()
         _tell(f"whence: the answer cannot be written to stdout: {err.strerror}")
         return USAGE
     except Exception as err:  # noqa: BLE001 - the last frame: exit 1 would mean "the runs differ"
-        return _unexpected(err, debug)
+        return _unexpected(err, arguments, debug)
 
 
-def _unexpected(err: Exception, debug: bool) -> int:
+def _unexpected(err: Exception, arguments: list[str], debug: bool) -> int:
+    """Tell an error that nobody foresaw; a framework that is not installed is a foreseen one."""
     if debug:
         _trace()
+    if isinstance(err, ModuleNotFoundError):
+        known = frameworks.of_import(err, f"whence {' '.join(arguments[:1])}")
+        if known is not None:
+            _tell(f"whence: {known}")
+            return known.exit_code
     _tell(
         f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
         + ("" if debug else "; `whence --debug ...` shows where")

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from whence import dtypes
+from whence import dtypes, frameworks
 from whence.dtypes import Array
-from whence.errors import ReplayRefused
+from whence.errors import MissingDependency, ReplayRefused
 from whence.records import Operation, Program
 from whence.replay import operators
 
@@ -34,6 +34,10 @@ def load(program: Program, constants: Sequence[Array] = (), *, allow: tuple[str,
     Raises ReplayRefused with the reason when the program is malformed or uses an operator that is not on the list.
     """
     validate(program, len(constants), allow=allow)
+    try:
+        frameworks.needed("torch", "replay")
+    except MissingDependency as error:
+        raise ReplayRefused(str(error)) from error
     from whence.replay.torch_engine import Loaded
 
     return Loaded(program, constants, allow=allow, max_bytes=max_bytes)
