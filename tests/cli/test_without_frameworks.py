@@ -77,6 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 net.down.weight.data[3] *= 1.5
             with torch.no_grad(), whence.capture(net, folder / f"{name}{kind}", **level):
                 net(ids=torch.arange(8).reshape(2, 4))
+    (folder / "net.py").write_text("def Net():\n    return None\n")
     for name, text in (("a", "one two"), ("b", "one three")):
         (folder / f"{name}.json").write_text(json.dumps([{"prompt": "count", "output": text}]))
     return folder
