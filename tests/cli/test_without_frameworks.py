@@ -51,7 +51,7 @@ COMMANDS = {
     "doctor": ["doctor", "--", sys.executable, "-c", "print('no model')"],
     "ladder": ["ladder", "-o", "rungs", "--", sys.executable, "-c", "print('no model')"],
     "ops list": ["ops", "list", "o-ref"],
-    "ops tests": ["ops", "tests", "o-ref", "-o", "tests"],
+    "ops generate": ["ops", "generate", "o-ref", "-o", "tests"],
     "run": ["run", "-o", "captured", "--", sys.executable, "-c", "print('no model')"],
 }
 
@@ -77,6 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 net.down.weight.data[3] *= 1.5
             with torch.no_grad(), whence.capture(net, folder / f"{name}{kind}", **level):
                 net(ids=torch.arange(8).reshape(2, 4))
+    (folder / "net.py").write_text("def Net():\n    return None\n")
     for name, text in (("a", "one two"), ("b", "one three")):
         (folder / f"{name}.json").write_text(json.dumps([{"prompt": "count", "output": text}]))
     return folder
@@ -114,7 +115,7 @@ def test_every_command_answers_or_says_what_it_needs(answers):
     assert codes["tokens"] in (0, 1, 2)
     assert found["python"][1] == "('same', ['down'])"
     assert (codes["ladder"], codes["doctor"], codes["run"]) == (3, 3, 3)  # of a program that has no model
-    needing = {"repro", "ops tests", "model"}
+    needing = {"repro", "ops generate", "model"}
     if kind != "torch only":
         for name in needing:
             assert codes[name] == 3, name

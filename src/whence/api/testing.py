@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whence import frameworks
 from whence.errors import UsageError
 from whence.records import Run
 
@@ -38,14 +39,10 @@ def generate_tests(
     Raises UsageError when nothing is left to write, OutputExists, UnreadableRun, MissingDependency without torch.
     """
     from whence.api.runs import open_run
-    from whence.errors import MissingDependency
 
-    try:
-        from whence.replay import torch_tests
-    except ImportError as error:
-        raise MissingDependency(
-            f'tests are written with torch, which cannot be imported ({error}):  pip install "whence[torch]"'
-        ) from error
+    frameworks.needed("torch", "writing tests of operators")
+    from whence.replay import torch_tests
+
     if level not in LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
     torch_tests.checked(factory, samples)
