@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whence.report.plain import AT_LINE, clean
+from whence.report.plain import AT_LINE, clean, from_here
 from whence.report.text import CAUSES, headline
 from whence.results import Comparison, Finding
 
@@ -28,11 +28,8 @@ def github_annotations(result: Comparison, root: Path | None = None) -> str:
 def _finding(finding: Finding, here: Path) -> str:
     where = {}
     if AT_LINE.search(finding.source):
-        file, _, line = finding.source.rpartition(":")
-        path = Path(file)
-        if path.is_absolute() and path.is_relative_to(here):
-            path = path.relative_to(here)
-        where = {"file": path.as_posix(), "line": line}
+        file, _, line = from_here(finding.source, here).rpartition(":")
+        where = {"file": Path(file).as_posix(), "line": line}
     cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
     said = (
         f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: {cause} ({finding.confidence}). {finding.sentence}"

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from whence.report.fitting import fitted
 
 AT_LINE = re.compile(r":\d+$")
 """How a source ends that is a place in a file."""
+
+
+def from_here(source: str, root: Path | None = None) -> str:
+    """A place in a file, named from the folder we are in, or `root`, where it lies below that."""
+    file, _, line = source.rpartition(":")
+    path, here = Path(file), (root or Path.cwd()).resolve()
+    return f"{path.relative_to(here).as_posix()}:{line}" if path.is_absolute() and path.is_relative_to(here) else source
 
 
 def clean(text: object) -> str:

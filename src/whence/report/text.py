@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from whence.report import generation, tracing
 from whence.report import occurrences as counts
-from whence.report.plain import AT_LINE, clean, count, folded
+from whence.report.plain import AT_LINE, clean, count, folded, from_here
 from whence.results import TENSOR_RULE, Comparison, Declared, Finding
 
 LEFT = 19
@@ -119,7 +119,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
     yield _row("  evidence", clean(finding.sentence))
     if AT_LINE.search(finding.source):
-        yield _row("  called at", clean(finding.source))
+        yield _row("  called at", clean(from_here(finding.source)))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
     if first and e_in is not None and e_out is not None and finding.verdict != "param-diff":
@@ -154,7 +154,7 @@ def _remarks(result: Comparison) -> Iterator[str]:
         yield _row("  counts as", _COUNTED[remark.kind] if result.status == "same" else remark.kind)
         yield _row("  evidence", clean(remark.sentence))
         if AT_LINE.search(remark.source):
-            yield _row("  called at", clean(remark.source))
+            yield _row("  called at", clean(from_here(remark.source)))
         if remark.also:
             names = ", ".join(clean(n) for n in remark.also[:4])
             yield _row("  also in", names + (f" and {count(len(remark.also) - 4)} more" if len(remark.also) > 4 else ""))
