@@ -15,7 +15,7 @@ LENGTH = 16
 
 
 def fed(ids, step=0, **how):
-    rows = tuple((tuple(map(int, row)), 0, None) for row in ids)
+    rows = tuple((tuple(map(int, row)), 0, ()) for row in ids)
     call = Call(id=step, rank=0, root="model", step=step, phase="forward", scope="", op="", op_type="Net", occurrence=0, order=step)
     return Fed(call, (len(ids), len(ids[0])), rows, None, False, **how)
 
