@@ -18,6 +18,7 @@ from whence.results import SlotPair, Verdict
 
 Mask = npt.NDArray[np.bool_]
 _MOST = 0.8  # of the indices, of the rows: ties are the exception, and where more than that differs they are no explanation
+_MOST_OF_A_MASK = 0.25  # of the elements of a mask: a tie flips two of a row, or one at a threshold
 _MOVES_ROWS = {"nonzero", "argwhere", "masked_select"}  # rows of what these make move up and down with what was chosen
 _LARGEST = 1 << 24  # elements of scores that are sorted
 
@@ -130,6 +131,8 @@ class Indices:
         arrays = self._faces.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape or not arrays[0].size:
             return 0.0
+        if arrays[0].dtype == arrays[1].dtype == np.bool_ and np.mean(arrays[0] != arrays[1]) > _MOST_OF_A_MASK:
+            return 1.0
         a, b = (x.astype(np.int64) for x in arrays)
         of = np.count_nonzero(a | b) if max(a.max(), b.max()) <= 1 and min(a.min(), b.min()) >= 0 and a.ndim > 1 else a.size
         return float(np.count_nonzero(a != b) / max(of, 1))
