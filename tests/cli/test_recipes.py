@@ -66,7 +66,7 @@ def test_the_step_of_a_workflow(shell, tmp_path):
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "summary.md").read_text() == done.stdout
     assert done.stdout.startswith("### whence: DIFFERENT\n\n2 (LayerNorm), step 0, rank 0: semantic")
-    assert "\n::error title=whence%3A 2::2 (LayerNorm)" in done.stdout
+    assert re.search(r"\n::error file=\S*infer\.py,line=\d+,title=whence%3A 2::2 \(LayerNorm\)", done.stdout)
     assert int(ElementTree.parse(tmp_path / "whence.xml").getroot().get("failures")) == 2
     assert (tmp_path / "cmp" / "report.json").exists()
     shutil.rmtree(tmp_path / "cmp")

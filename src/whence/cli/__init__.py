@@ -20,7 +20,6 @@ from typing import Any
 import click
 
 import whence
-from whence import frameworks
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
@@ -161,6 +160,8 @@ def _unexpected(err: Exception, arguments: list[str], debug: bool) -> int:
     if debug:
         _trace()
     if isinstance(err, ModuleNotFoundError):
+        from whence import frameworks
+
         known = frameworks.of_import(err, f"whence {' '.join(arguments[:1])}")
         if known is not None:
             _tell(f"whence: {known}")
