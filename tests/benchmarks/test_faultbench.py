@@ -225,7 +225,7 @@ def test_nothing_of_the_truth_lies_in_the_captures(bench: Any, tmp_path: Path, m
     assert sys.argv[-1] == DECODER
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert files
-    found = [file.name for file in files for word in ("mask_one_head", "1head", "public/", "f32~") if word.encode() in file.read_bytes()]
+    found = [file.name for file in files for word in ("mask_one_head", "1head", DECODER, "f32~") if word.encode() in file.read_bytes()]
     assert found == []
 
 

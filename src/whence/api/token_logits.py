@@ -107,8 +107,9 @@ def compared(
             result = _within_float32(compare_logits(one, other, options))
     verdicts: dict[_Place, list[str]] = defaultdict(list)
     if result.generation is not None:
+        rank_of = {prompt.number: prompt.rank for prompt in result.generation.prompts}
         for token in result.generation.tokens:
-            verdicts[result.generation.prompts[token.prompt].rank, token.step].append(token.verdict)
+            verdicts[rank_of[token.prompt], token.step].append(token.verdict)
     rows = tuple(_view_row(reference, target, left.get(p), right.get(p), pair, verdicts[p]) for p, pair in pairs.items())
     reasons = list(dict.fromkeys(f"token {place[1]}: {pair.why}" for place, pair in pairs.items() if pair.why))
     more = [*reasons[:3], *([f"and {len(reasons) - 3} more tokens, see the table"] if len(reasons) > 3 else [])]
