@@ -295,9 +295,10 @@ def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, decomposed):
     assert result.repeats
     decomp = result.rungs[-2]
     assert decomp.verdict == "noise"  # not bit-equal, whatever the kernels
-    # More than the fixed rule of two dumps allows: without the measure this would be a false alarm.
+    # More than two dumps allow one operator; of a whole model it is within what rounding makes.
     assert decomp.rel_l2 > 5 * 2 * 2.0**-24
-    assert any("rounded once more" in note for note in result.notes)
+    # What one more rounding makes here is measured where the difference is larger than that.
+    assert any("rounded once more" in note for note in result.notes) == (fault != 1.0)
     assert (result.status, result.stages) == (("same", ()) if fault == 1.0 else ("different", ("backend",)))
 
 

@@ -72,7 +72,8 @@ def _is_awaited(kind: type) -> bool:
 def answers(tensor: Any) -> bool:
     """Can a tensor be asked what it is? A class of the user's may put properties of its own in the place of torch's, and they may raise."""
     try:
-        _ = tensor.layout, tensor.device, tensor.dtype, tuple(tensor.shape), tensor.is_nested
+        # A nested tensor has no shape of its own: it is looked at by its values and sizes.
+        _ = tensor.layout, tensor.device, tensor.dtype, tensor.is_nested or tuple(tensor.shape)
         _ = None if tensor.is_inference() else tensor._version
     except Exception:  # noqa: BLE001 - whatever it raises: nothing is known of it
         return False

@@ -13,6 +13,7 @@ Without -o nothing is written. The last comparison made in a folder is remembere
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
@@ -98,6 +99,8 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
+    if unknown := [name for name in given["view"] if name not in api.views()]:
+        raise click.UsageError(f"--view {unknown[0]}: one of {', '.join(api.views())}")
     if given["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv: name the folder with -o CMP")
     if output is not None:
@@ -137,8 +140,9 @@ def _compared(reference: str, target: str, how: dict[str, Any]) -> Comparison:
 
 
 def _watched(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
-    """The last of the comparisons; those before it are a line on stderr each, and lie in `output` until the next one does."""
+    """The last of the comparisons. Those before it are a line on stderr each; each lies in `output` until the next one does."""
     from whence import api, report
+    from whence.errors import WhenceError
     from whence.report.plain import clean, count
 
     say, close = _progress.teller()
@@ -148,8 +152,9 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
             if before is not None:
                 steps = len({(row.rank, row.step) for row in before.rows})
                 click.echo(f"after {count(steps, 'step')}: {before.status}, {clean(report.headline(before))}", err=True)
-                if output is not None:
-                    api.write(before, Path(output))
+            if output is not None:
+                with contextlib.suppress(WhenceError):  # said behind the last answer, where it still is so
+                    api.write(result, Path(output))
             before = result
     finally:
         close()
