@@ -171,6 +171,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["os.fork", "fork", "spawn"])
 def test_children_of_a_captured_process(how, tmp_path):
     done = under_whence(tmp_path, PROGRAM.format(how=how))

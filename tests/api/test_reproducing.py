@@ -117,6 +117,7 @@ def test_the_capture_notes_how_code_was_compiled(tmp_path):
     assert (told["first"]["backend"], told["first"]["fullgraph"]) == ("aot_eager", True)
 
 
+@pytest.mark.slow
 def test_another_argument(tmp_path, reference):
     cmp = compared(tmp_path, reference, captured(tmp_path / "tgt", eps=1e-2))
     made = whence.repro(cmp, tmp_path / "repro")

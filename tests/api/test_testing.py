@@ -108,6 +108,7 @@ def rows(path):
         return {row["name"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_two_devices_and_a_faulty_one(runs, run_tests, tmp_path):
     written = whence.generate_tests(runs / "op", tmp_path / "tests")
     assert written.tests > 40

@@ -106,6 +106,7 @@ def test_git_bisect_names_the_culprit(bisected):
     assert f"{commits[2]} is the first bad commit" in said
 
 
+@pytest.mark.slow
 def test_git_bisect_skips_what_does_not_run(bisected):
     said, log, commits = bisected({}, {"more": "2"}, {"more": "raise SystemExit(1)"}, {"act": "SiLU"}, {"act": "SiLU", "more": "3"})
     assert [f"# {word}: [{commits[at]}]" in log for at, word in ((1, "good"), (2, "skip"), (3, "bad"))] == [True] * 3

@@ -51,6 +51,7 @@ def test_a_model_is_captured_and_computes_the_same(tmp_path, script):
     assert "float32 [2, 2]" in one.stdout
 
 
+@pytest.mark.slow
 def test_seed_and_deterministic(tmp_path, script):
     text = script.read_text() + "print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)\n"
     script.write_text(text)

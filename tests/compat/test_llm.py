@@ -89,6 +89,7 @@ def test_modules_their_weights_and_statistics(tmp_path):
     assert (found.status, found.findings[0].name, found.findings[0].slot) == ("different", "layers.1", "param.weight")
 
 
+@pytest.mark.slow
 def test_operators_and_parts(tmp_path):
     golden, mine = dumped(tmp_path, 'mode=["module", "api"], api_list=["addmm"], token_range=[0]')
     names = {p.name for p in (golden / "0").iterdir()}

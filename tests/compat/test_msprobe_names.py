@@ -44,6 +44,7 @@ def dumped(folder, step="step1"):
     return found, found["data"]
 
 
+@pytest.mark.slow
 def test_modules_of_chosen_steps(tmp_path):
     config(tmp_path, step=[1, "2-2"], tensor={"scope": [], "list": [], "data_mode": ["all"]})
     said = python(tmp_path, TRAINING, "golden").stderr

@@ -146,6 +146,7 @@ def test_a_debugger_made_anew_in_every_call_goes_on_with_the_dump(tmp_path):
         assert sorted(file) == ["1"]
 
 
+@pytest.mark.slow
 def test_a_dump_that_took_nothing_says_why(tmp_path):
     said = python(tmp_path, VISION + ANEW.replace("STEP", "[7]"), "dump").stderr
     assert "nothing was dumped into" in said and "step 7 was asked for, and 3 ran (the first is step 1)" in said
@@ -179,6 +180,7 @@ torch.ones(3).cumsum(0)
 """
 
 
+@pytest.mark.slow
 def test_operators_become_tests_and_their_tables_a_diff(tmp_path):
     python(tmp_path, OPERATORS.replace("ARGS", "begin_dump(X_DEBUG=0x102, X_DEDUP=True, X_DUMP_NUM=5)"))
     (folder,) = (tmp_path / "xray_debug").glob("proc_*")

@@ -31,6 +31,7 @@ torch.testing.assert_close(out, plain)
 """
 
 
+@pytest.mark.slow
 def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, capsys):
     said = python(tmp_path, GRAPH, "fx").stderr
     assert "torchair.get_npu_backend is  whence run --level graph --graph-mode fx -o RUN -- CMD" in said

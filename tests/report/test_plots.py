@@ -73,6 +73,7 @@ def test_every_plot_is_a_png_and_an_svg(tmp_path):
             assert path.stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_same_page_gives_the_same_files(tmp_path):
     one, two = plots.write(page(), tmp_path / "a"), plots.write(page(), tmp_path / "b")
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]

@@ -211,11 +211,15 @@ def doubted(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[t
             continue
         made = [s for s in faces.slots[verdict.pair].values() if s.reference_slot.startswith(("output", "mutated"))]
         u = max((faces.error(slot).u for slot in made), default=0.0)
-        if e_out <= min(LIMITS.otherwise * u, max(10 * u, 0.05)):
-            out[key] = msgspec.structs.replace(
-                verdict, verdict="amplified", confidence="", score=None, cause="",
-                sentence=f"rel_l2 {e_out:.2g}, which the rounding of operators that are written otherwise can grow to",
-            )  # fmt: skip
+        if e_out <= LIMITS.within(u):
+            sentence = f"rel_l2 {e_out:.2g}, which the rounding of operators that are written differently makes"
+            out[key] = msgspec.structs.replace(verdict, verdict="amplified", confidence="", score=None, sentence=sentence)
+        elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
+            sentence = (
+                f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that rounding usually grows to; its operators are "
+                "written differently in the two runs and could not be replayed: capture both at --level modules, or give --model"
+            )
+            out[key] = msgspec.structs.replace(verdict, verdict="undetermined", confidence="", score=None, sentence=sentence)
     return out
 
 
