@@ -130,6 +130,7 @@ def commands(tmp_path_factory):
     return folder, said.stderr
 
 
+@pytest.mark.slow
 def test_a_command_is_dumped_and_compared(commands):
     folder, said = commands
     assert "ait llm dump is  whence run -o " in said

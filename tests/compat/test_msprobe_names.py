@@ -91,6 +91,7 @@ def test_statistics_and_lists(tmp_path):
     assert "data_name" not in leaf
 
 
+@pytest.mark.slow
 def test_switched_off_and_debug_points(tmp_path):
     config(tmp_path, dump_enable=False)
     assert "dump_enable is false" in python(tmp_path, TRAINING, "golden").stderr

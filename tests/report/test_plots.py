@@ -122,6 +122,7 @@ def test_one_tensor_is_drawn_by_its_numbers():
     assert math.isnan(picture.images[0].get_array().filled(math.nan)[1, 1])
 
 
+@pytest.mark.slow
 def test_names_are_only_names(tmp_path):
     made = page(name=EVIL)
     plots.write(made, tmp_path / "p")  # an unbalanced formula would raise

@@ -83,6 +83,7 @@ def test_a_run_kept_from_before_is_a_reference(tmp_path):
         assert_parity(tmp_path / "golden", net(eps=0.1), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_the_fixture(tmp_path, words):
     (tmp_path / "test_ports.py").write_text(
