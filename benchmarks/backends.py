@@ -31,12 +31,12 @@ import torch
 from _subjects import NEEDS, SUBJECTS, Side, running
 
 import whence
-from whence.api.replaying import Side as Programs
+from whence.comparison.replays.replayer import Side as Programs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import rounded
 from whence.records import Call, Region, Run, children, regions
-from whence.replay.check import check
+from whence.replay.self_check import check
 from whence.results import Comparison
 
 ENOUGH = 0.9

@@ -27,8 +27,8 @@ import numpy as np
 from _rounds import interleave, machine, median, ratio
 
 from whence import _kernels
-from whence.arrays import host
-from whence.metrics import measure_many, pairs
+from whence.frameworks import host
+from whence.metrics import measure, measure_many
 
 MANY = 4 << 20
 ROWS: list[dict[str, Any]] = []
@@ -138,8 +138,8 @@ def against_numpy(rounds: int) -> None:
         made = [twin(np.float32, n, seed) for seed in range(count)]
         calls = {}
         for tier in ("core", "full"):
-            batch = list(pairs._jobs(iter(made), [], tier))
-            calls[tier] = _prepared(batch, pairs._Options(tier, 1e-3, 1e-5, True, ()))
+            batch = list(measure._jobs(iter(made), [], tier))
+            calls[tier] = _prepared(batch, measure._Options(tier, 1e-3, 1e-5, True, ()))
         times = interleave(
             {
                 "call full": calls["full"],
@@ -164,8 +164,8 @@ def small(rounds: int) -> None:
     """10 000 pairs of 4 KB: the compiled call, and all of measure_many with its results."""
     base = [twin(np.float32, 1024, seed) for seed in range(500)]
     made = [(r.copy(), t.copy()) for _ in range(20) for r, t in base]
-    jobs = {tier: [list(pairs._jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)] for tier in ("core", "full")}
-    options = {tier: pairs._Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
+    jobs = {tier: [list(measure._jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)] for tier in ("core", "full")}
+    options = {tier: measure._Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
     meta = {tier: [_prepared(batch, options[tier]) for batch in jobs[tier]] for tier in jobs}
     found: dict[str, Callable[[], Any]] = {f"call {tier}": lambda tier=tier: [call() for call in meta[tier]] for tier in jobs}
     found |= {f"all {tier}": lambda tier=tier: measure_many(made, tier=tier, kernels=True, threads=1) for tier in ("same", "core", "full")}
@@ -190,7 +190,7 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
 
     _kernels.compare = spy
     try:
-        keep = pairs._compiled(batch, options)
+        keep = measure._compiled(batch, options)
     finally:
         _kernels.compare = original
     _, count, tier, rtol, atol, thresholds, *_ = held[0]

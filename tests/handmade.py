@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from whence.arrays import host
 from whence.dtypes import of
+from whence.frameworks import host
 from whence.records import Call, MemoryRun, Record, Ref
 
 

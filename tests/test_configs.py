@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whence import configs
+from whence import config_files
 from whence.cli import execute
 
 LONG = "9" * 1_000_000
@@ -21,24 +21,24 @@ TOML = {
 
 @pytest.mark.parametrize("what", YAML)
 def test_yaml_beyond_measure_is_refused(what):
-    with pytest.raises(configs.NotConfig) as refused:
-        configs.yaml_value(YAML[what])
+    with pytest.raises(config_files.NotConfig) as refused:
+        config_files.yaml_value(YAML[what])
     assert 3 < len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("what", TOML)
 def test_toml_beyond_measure_is_refused(what):
-    with pytest.raises(configs.NotConfig) as refused:
-        configs.toml_value(TOML[what])
+    with pytest.raises(config_files.NotConfig) as refused:
+        config_files.toml_value(TOML[what])
     assert 3 < len(str(refused.value)) < 400
 
 
 def test_what_people_write_is_read():
     text = "a: 1\nb: [x, 2.5, true, null]\nc: &c {d: 2026-01-02}\ne: *c\n"
-    value = configs.yaml_value(text)
+    value = config_files.yaml_value(text)
     assert (value["a"], value["b"], value["e"]) == (1, ["x", 2.5, True, None], value["c"])
-    assert configs.yaml_value("") is None
-    assert configs.toml_value('a.b.c = 1\n"x.y" = "' + "." * 500 + '"\n') == {"a": {"b": {"c": 1}}, "x.y": "." * 500}
+    assert config_files.yaml_value("") is None
+    assert config_files.toml_value('a.b.c = 1\n"x.y" = "' + "." * 500 + '"\n') == {"a": {"b": {"c": 1}}, "x.y": "." * 500}
 
 
 @pytest.mark.parametrize(("option", "name"), [("--map", "m.yaml"), ("--policy", "p.yaml"), ("--policy", "p.toml")])

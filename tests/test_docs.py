@@ -17,7 +17,7 @@ import whence
 import whence.judge.limits
 from stories import first_clauses
 from whence import cli, results
-from whence.capture.options import CaptureOptions
+from whence.instrument.options import CaptureOptions
 from whence.judge import policy
 
 ROOT = Path(__file__).parent.parent

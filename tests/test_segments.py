@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from counting import counted
-from whence.segments import segments
+from whence.records.fused_names import segments
 
 
 def graph(*edges):

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from whence import __version__, caches
+from whence import __version__, cache_folders
 
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
@@ -1126,7 +1126,7 @@ def cache_dir() -> Path | None:
         name = __version__
     own = [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"] if os.environ.get("NUMBA_CACHE_DIR") else []
     # The cache holds machine code, so a folder that others may write into is refused.
-    return next((home / name for home in (*own, *caches.homes()) if caches.private(home / name)), None)
+    return next((home / name for home in (*own, *cache_folders.homes()) if cache_folders.private(home / name)), None)
 
 
 def _marker(folder: Path, entry: str) -> Path:

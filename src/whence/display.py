@@ -51,15 +51,15 @@ class Framed(Displayed):
 
     def __getitem__(self, name: str) -> Any:
         """The rows of a call of the reference, by its name. Raises KeyError with names that are near."""
-        from whence.report import named
+        from whence.records import lookup
 
-        return named.rows(self, name)
+        return lookup.rows(self, name)
 
     def _ipython_key_completions_(self) -> list[str]:
         """Names of calls, those of findings first."""
-        from whence.report import named
+        from whence.records import lookup
 
-        return named.names_of(self)
+        return lookup.names_of(self)
 
 
 class Named(Displayed):
@@ -72,12 +72,12 @@ class Named(Displayed):
 
         Raises KeyError with names that are near, ElementsMissing.
         """
-        from whence.report import named
+        from whence.records import lookup
 
-        return named.of_run(self, name)
+        return lookup.of_run(self, name)
 
     def _ipython_key_completions_(self) -> list[str]:
         """Names of calls, and of their tensors."""
-        from whence.report import named
+        from whence.records import lookup
 
-        return named.names_in(self)
+        return lookup.names_in(self)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from handmade import bfloat16, record
-from whence.align.calls.graphs import cut_alike, kernel
-from whence.align.calls.modules import as_graphs, by_module
+from whence.align.calls.compiled_graphs import cut_alike, kernel
+from whence.align.tensors.graph_modules import as_graphs, by_module
 from whence.records import Call, MemoryRun, Operation, Program, Ref
 
 OPERATIONS = {

@@ -3,8 +3,8 @@ import pytest
 
 from handmade import Builder, record
 from whence.align import Making
-from whence.align.derived import text
-from whence.align.expressions import Unfit
+from whence.align.derived_run import text
+from whence.align.dims import Unfit
 from whence.errors import ElementsMissing
 
 RNG = np.random.default_rng(0)

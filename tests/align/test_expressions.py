@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence.align import expressions
-from whence.align.expressions import Unfit, parse
+from whence.align import dims
+from whence.align.dims import Unfit, parse
 
 X = np.arange(2 * 3 * 12, dtype=np.float32).reshape(2, 3, 12)
 Q, K, V = (np.arange(n * 4, dtype=np.float32).reshape(4, n) + n for n in (6, 2, 2))
@@ -100,8 +100,8 @@ def test_what_does_not_fit_is_said_before_any_data(text, shapes, words):
 
 
 def test_one_expression_within_another():
-    assert expressions.substituted("x[..., 0:4]", {"x": "cat(a, b, axis=-1)"}) == "cat(a, b, axis=-1)[..., 0:4]"
-    assert expressions.substituted("x[0]", {"x": "a + b"}) == "(a + b)[0]"
+    assert dims.substituted("x[..., 0:4]", {"x": "cat(a, b, axis=-1)"}) == "cat(a, b, axis=-1)[..., 0:4]"
+    assert dims.substituted("x[0]", {"x": "a + b"}) == "(a + b)[0]"
 
 
 @settings(max_examples=200)

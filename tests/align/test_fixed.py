@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.align.tokens import fixed
-from whence.align.tokens.sequences import Fed
+from whence.align.batches import fixed_length
+from whence.align.batches.sequences import Fed
 from whence.records import Call
 
 LENGTH = 16
@@ -38,7 +38,7 @@ def loop(texts, new, token, *, behind):
 
 
 def found(calls, known=()):
-    out, why = fixed.unpadded(None, [fed(ids, k) for k, ids in enumerate(calls)], known)
+    out, why = fixed_length.unpadded(None, [fed(ids, k) for k, ids in enumerate(calls)], known)
     return [[row[0] for row in one.rows] for one in out], [[row[1] for row in one.rows] for one in out], why
 
 
@@ -90,7 +90,7 @@ def test_other_calls_are_left_alone(calls):
 
 def test_rows_with_a_mask_are_left_alone():
     one = fed(written([[5, 3, 8]], 0, behind=True), known_by="mask")
-    assert fixed.unpadded(None, [one]) == ([one], "")
+    assert fixed_length.unpadded(None, [one]) == ([one], "")
 
 
 @given(st.data())

@@ -10,10 +10,10 @@ import pytest
 import whence
 from whence import cli
 from whence.align import align
-from whence.align.calls.fused import joined
-from whence.api.faces import Read
-from whence.api.foreign import described
+from whence.align.calls.fused_operators import joined
+from whence.comparison.paired_runs import Read
 from whence.readers import Building, Opened, open_run
+from whence.readers.figures import described
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from handmade import Builder, record
 from whence.align import align
-from whence.align import expressions as ex
+from whence.align import dims as ex
 from whence.align.layout.axes import turned, ways
-from whence.align.layout.channels import completed, located, taken
 from whence.align.layout.distances import distance
-from whence.align.layout.origins import named
+from whence.align.layout.permutations import completed, located, taken
+from whence.align.layout.provenance import named
 from whence.records import MemoryRun
 from whence.results import Made
 

@@ -5,7 +5,7 @@ import pytest
 
 from handmade import Builder, net
 from whence import align, api
-from whence.align.matching import Matching
+from whence.align.plan_editor import Matching
 from whence.errors import UsageError
 from whence.results import CallPair
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from whence.align.sharding.joining import joined_array
-from whence.align.sharding.placements import is_known, layouts
+from whence.align.ranks.declared_placement import is_known, layouts
+from whence.align.ranks.groups import joined_array
 from whence.records import Placement
 
 RNG = np.random.default_rng(11)

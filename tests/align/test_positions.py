@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from handmade import Builder
-from whence.align.tokens import batches
-from whence.align.tokens.gathering import Axes, Seen, axes
-from whence.align.tokens.positions import Course, places_of, rows_of
-from whence.align.tokens.sequences import asked, fed, same_batches
+from whence.align.batches import align
+from whence.align.batches.gather import Axes, Seen, axes
+from whence.align.batches.positions import Course, places_of, rows_of
+from whence.align.batches.sequences import asked, fed, same_batches
 
 RNG = np.random.default_rng(3)
 TABLE = RNG.standard_normal((90, 4)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_the_same_sequences_however_they_are_batched(made):
 @pytest.mark.parametrize("made", [batched, cached, flat])
 def test_each_row_faces_itself_with_its_positions_and_their_cosines(made):
     """Three rows and three axes of positions: the extents alone do not tell which axis is which."""
-    faced = batches.facing(alone(), made())
+    faced = align.facing(alone(), made())
     assert not faced.parted
     for index, (ids, places) in enumerate(ROWS):
         expected = {"input.1": places, "output.0": np.cos(places[..., None] * np.array([1.0, 0.3]))}

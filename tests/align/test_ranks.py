@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handmade import Builder
-from whence.align import align, shown_rank
-from whence.align.expressions import parse
-from whence.align.mapping import load
-from whence.align.sharding.ranks import joined
-from whence.align.sharding.shards import Level, Shard, candidates, node, part_order
-from whence.api.comparing import CompareOptions, compare_runs
+from whence.align import align
+from whence.align.dims import parse
+from whence.align.ranks.join import joined
+from whence.align.ranks.shards import Level, Shard, candidates, node, part_order
+from whence.align.user_map import load
+from whence.comparison.pipeline import CompareOptions, compare_runs
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun
+from whence.records.marks import shown_rank
 
 WIDTH, HEADS = 16, 32
 

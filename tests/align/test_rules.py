@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from handmade import net, record
 from whence import align
-from whence.align import names
-from whence.align.calls import order
+from whence.align import module_names
+from whence.align.calls import sequence_alignment as order
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun, Ref
 
@@ -71,7 +71,7 @@ def test_one_name_in_two_spellings(one, other, rule):
 
 
 def test_numbers_are_never_a_typo():
-    assert names.likeness("layer10", "layer11") == names.likeness("3", "4") == 0.0
+    assert module_names.likeness("layer10", "layer11") == module_names.likeness("3", "4") == 0.0
     left, right = chain([("a.b1", "Linear", 1, 2)]), chain([("a.b2", "Linear", 2, 2)], seed=3)
     assert paired(left, right, match="names") == {}
 
@@ -85,10 +85,10 @@ def test_a_prefix_that_one_side_has():
 
 
 def test_families_of_classes():
-    assert names.family("QKVParallelLinear") == names.family("Linear") == "linear"
-    assert names.family("LlamaRMSNorm") == names.family("nn.LayerNorm") == "norm"
-    assert names.family("VocabParallelEmbedding") == names.family("Embedding") == "embedding"
-    assert names.family("Net") == ""
+    assert module_names.family("QKVParallelLinear") == module_names.family("Linear") == "linear"
+    assert module_names.family("LlamaRMSNorm") == module_names.family("nn.LayerNorm") == "norm"
+    assert module_names.family("VocabParallelEmbedding") == module_names.family("Embedding") == "embedding"
+    assert module_names.family("Net") == ""
 
 
 # ---- order

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from handmade import Builder
-from whence.align.tokens import batches
-from whence.align.tokens.gathering import Axes, Seen, axes
-from whence.align.tokens.sequences import asked, fed, matched, same_batches
+from whence.align.batches import align
+from whence.align.batches.gather import Axes, Seen, axes
+from whence.align.batches.sequences import asked, fed, matched, same_batches
 from whence.results import Parted
 
 RNG = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def outputs(own):
 def test_both_runs_come_to_one_form_with_the_same_bits(swap):
     single = run({"input_ids": np.array([[3, 4]])}, {"input_ids": IDS})
     sides = (single, run(PAD))[:: -1 if swap else 1]
-    faced = batches.facing(*sides)
+    faced = align.facing(*sides)
     left, right, joined = faced.reference, faced.target, faced.joined
     assert faced.notes[0].startswith("2 of 2 sequences")
     assert {j.side for j in joined} == ({"target"} if not swap else {"reference", "target"})
@@ -160,18 +160,18 @@ def test_both_runs_come_to_one_form_with_the_same_bits(swap):
 def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
     whole = run({"input_ids": IDS}, {"input_ids": np.array([[30, 31]])})
     steps = run({"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])}, {"input_ids": IDS[:, 2:3], "position_ids": np.array([[2]])})
-    faced = batches.facing(whole, steps)
+    faced = align.facing(whole, steps)
     left, right = faced.reference, faced.target
     np.testing.assert_array_equal(outputs(right)[0], TABLE[IDS[:, :3]])
     np.testing.assert_array_equal(outputs(left)[0], TABLE[IDS[:, :3]])
     assert len(left.calls) == 2
     assert faced.notes[0].startswith("1 of 2 sequences face each other")
     assert faced.parted == [Parted("Lm", 0, 0, 3, 4, 8, None)]
-    faced = batches.facing(steps, whole)
+    faced = align.facing(steps, whole)
     assert "1 sequences of the target have no partner: step 1 row 0" in faced.notes
     assert faced.parted == []
 
 
 def test_runs_asked_nothing_in_common_stay_as_they_are():
     a, b = run({"input_ids": IDS}), run({"input_ids": np.array([[30, 31]])})
-    assert batches.facing(a, b) == batches.Faced(a, b)
+    assert align.facing(a, b) == align.Faced(a, b)

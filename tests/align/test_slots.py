@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from whence.align.calls.slots import face
-from whence.api.foreign import described
+from whence.align.calls.tensor_slots import face
 from whence.readers import Building, Opened
+from whence.readers.figures import described
 
 RNG = np.random.default_rng(0)
 X, Y, Q, K, V = RNG.standard_normal((5, 4, 8)).astype(np.float32)

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 
 import whence  # noqa: E402
 from handmade import bfloat16, record  # noqa: E402
-from whence.api.comparing import CompareOptions, compare_runs  # noqa: E402
+from whence.comparison.pipeline import CompareOptions, compare_runs  # noqa: E402
 from whence.records import Call, MemoryRun, Operation, Program, Ref  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -97,7 +97,7 @@ def test_clean_pairs_are_silent(runs, pair, dtype):
 
 @pytest.mark.slow
 def test_the_answer_says_what_the_capture_changed(runs):
-    from whence.report.text import answer
+    from whence.report.answer import answer
 
     text = answer(compared(runs, "exact", "exact16"))
     assert text.count("observer effect  reference: none in 1 graph") == 1

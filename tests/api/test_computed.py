@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.api.computed import as_computed, held
-from whence.api.labels import in_memory
+from whence.comparison.prepare.stored_precision import as_computed, held
+from whence.workflows.capture.arrays import in_memory
 
 NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import whence
 from whence import api, report
-from whence.capture import torch_faults
 from whence.errors import CaptureError, UsageError
+from whence.instrument.torch import faults
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def test_a_healthy_checkup(tmp_path):
 
 
 def test_the_size_of_a_fault_is_its_error_over_the_operators_own_rounding(monkeypatch):
-    monkeypatch.setattr("whence.api.doctoring._NORMAL", ("scale",))
+    monkeypatch.setattr("whence.workflows.doctor._NORMAL", ("scale",))
     (one,) = whence.doctor(net(), GIVEN, faults=1).planted
     # A scale of 1.01 is a relative error of 0.01; the rounding of these operators in float32 is some 1e-8 to 1e-6.
     assert 0.01 / 1e-6 < one.size < 0.01 / 1e-8
@@ -73,9 +73,9 @@ def test_the_seed_draws_the_faults():
 
 
 def test_a_fault_below_rounding_is_not_missed(monkeypatch):
-    monkeypatch.setattr("whence.api.doctoring._NORMAL", ("scale", "eps"))
-    monkeypatch.setitem(torch_faults.DEFAULTS, "scale", 1 + 2e-8)
-    monkeypatch.setitem(torch_faults.DEFAULTS, "eps", 1.0)
+    monkeypatch.setattr("whence.workflows.doctor._NORMAL", ("scale", "eps"))
+    monkeypatch.setitem(faults.DEFAULTS, "scale", 1 + 2e-8)
+    monkeypatch.setitem(faults.DEFAULTS, "eps", 1.0)
     result = whence.doctor(net(), GIVEN, faults=2)
     assert {p.outcome for p in result.planted} <= {"below rounding", "no effect"}
     assert {p.size_class for p in result.planted} == {"below rounding"}
@@ -85,11 +85,11 @@ def test_a_fault_below_rounding_is_not_missed(monkeypatch):
 
 def test_a_blind_comparison_is_not_healthy(monkeypatch):
     see = api.compare
-    monkeypatch.setattr("whence.api.results.compare", lambda reference, target, **given: see(reference, reference, **given))
+    monkeypatch.setattr("whence.workflows.compare.compare", lambda reference, target, **given: see(reference, reference, **given))
     result = whence.doctor(net(), GIVEN, faults=2)
     # The same blind comparison cannot measure a fault either: what it calls small is not taken for found.
     assert {p.outcome for p in result.planted} == {"no effect"}
-    monkeypatch.setattr("whence.api.doctoring._Doctor._size", lambda self, call, result: 1e3)
+    monkeypatch.setattr("whence.workflows.doctor._Doctor._size", lambda self, call, result: 1e3)
     result = whence.doctor(net(), GIVEN, faults=2)
     assert {p.outcome for p in result.planted} == {"missed"}
     assert not result.healthy

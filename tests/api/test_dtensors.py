@@ -164,15 +164,15 @@ def test_a_piece_is_recorded_with_its_place(runs):
 
 def test_what_the_program_says_is_not_guessed(runs, monkeypatch):
     """Without the placements, how the pieces lie must be found out from their elements: with them, no element is needed for it."""
-    from whence.align.sharding import placing
+    from whence.align.ranks import placement
 
     asked: list[str] = []
-    guess = placing.between
-    monkeypatch.setattr(placing, "between", lambda *given: asked.append("") or guess(*given))
+    guess = placement.between
+    monkeypatch.setattr(placement, "between", lambda *given: asked.append("") or guess(*given))
     whence.compare(runs / "reference", runs / "sequence")
     with_placements = len(asked)
     asked.clear()
-    from whence.align.sharding.joining import Side
+    from whence.align.ranks.groups import Side
 
     monkeypatch.setattr(Side, "placements", lambda *_: [])
     whence.compare(runs / "reference", runs / "sequence")

@@ -10,8 +10,8 @@ import pytest
 
 import whence
 from whence import api
-from whence.api import predictions
 from whence.errors import UnreadableRun, UsageError
+from whence.workflows.tokens import predictions
 
 
 def records(n=6, **more):

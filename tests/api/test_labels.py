@@ -172,7 +172,7 @@ def test_the_same_fault_in_all_layers_is_no_coarser_arithmetic(case):
 
 
 def test_activations_of_eight_bits_are_recognised_and_a_fault_beside_them_is_named(case):
-    from whence.judge.blocks import in_blocks
+    from whence.judge.block_quantisation import in_blocks
 
     path, w, ids = case
     coarse = lambda x: in_blocks(x, width=0)  # noqa: E731

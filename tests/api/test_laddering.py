@@ -17,9 +17,9 @@ from torch import nn
 
 import whence
 from whence import report
-from whence.api.laddering import ladder_command
 from whence.errors import CaptureError, OutputExists, UsageError
 from whence.results import Ladder
+from whence.workflows.ladder.ladder import ladder_command
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 torch.set_num_threads(1)

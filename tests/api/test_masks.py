@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.api.masks import in_form_of
+from whence.comparison.prepare.masks import in_form_of
 
 LOOK = np.tril(np.ones((5, 5), bool))[None, None]  # (batch, head, query, key)
 FORMS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handmade import record
-from whence.align.tokens import padding
+from whence.align.batches import padding
 from whence.records import Call, MemoryRun, Ref
 
 torch = pytest.importorskip("torch")

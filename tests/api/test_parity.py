@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from whence.api.parity import parity
 from whence.errors import CaptureError, OutputExists
+from whence.workflows.parity import parity
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -16,9 +16,9 @@ from torch import nn
 
 import whence
 from whence import report
-from whence.api.patching import output_errors
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
 from whence.records import MemoryRun
+from whence.workflows.locate import output_errors
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ import pytest
 
 import whence
 from whence.align import Derived
-from whence.api.comparing import CompareOptions, compare_runs
-from whence.api.ranked import sum_in_words
+from whence.comparison.pipeline import CompareOptions, compare_runs
+from whence.comparison.verdicts.ranks import sum_in_words
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch

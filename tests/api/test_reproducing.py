@@ -178,7 +178,7 @@ def test_a_kernel_that_this_machine_has_not_is_judged_by_what_was_recorded(tmp_p
 
 
 def test_what_does_not_fail_again_is_said_with_exit_2(tmp_path, reference, monkeypatch, capsys):
-    from whence.replay import torch_script
+    from whence.replay.export import script as torch_script
 
     cmp = compared(tmp_path, reference, captured(tmp_path / "tgt", eps=1e-2))
     script = torch_script.script
@@ -210,17 +210,17 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
 
 def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     """The recorded output stands for it; the script runs there as the target did."""
-    from whence.api import reproduced
+    from whence.workflows.repro import finding
 
     first, second = captured(tmp_path / "ref"), captured(tmp_path / "tgt", Off)
     cmp = compared(tmp_path, first, second)
-    way = reproduced._Subject._way
+    way = finding._Subject._way
 
     def elsewhere(self, run, call, notes):
         found = way(self, run, call, notes)
-        return reproduced.replace(found, device="xpu:7") if run is self.faces.target else found
+        return finding.replace(found, device="xpu:7") if run is self.faces.target else found
 
-    monkeypatch.setattr(reproduced._Subject, "_way", elsewhere)
+    monkeypatch.setattr(finding._Subject, "_way", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")
     assert (made.default, made.holds) == ("recorded", True)
     assert made.sentence.startswith("what was recorded fails; the target ran on xpu:7, which this machine has not; passes")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.api import static_diff
-from whence.api.static_diff import blocks
+from whence.comparison.programs import program_diff
+from whence.comparison.programs.program_diff import blocks
 from whence.errors import UsageError
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=24)
@@ -46,6 +46,6 @@ def test_one_more_operator_moves_no_other(place):
 
 
 def test_too_much_work_is_refused_with_what_was_shared(monkeypatch):
-    monkeypatch.setattr(static_diff, "_WORK", 50)
+    monkeypatch.setattr(program_diff, "_WORK", 50)
     with pytest.raises(UsageError, match="share 1 operators at their ends and then 40 face 40"):
         blocks(["s", *range(40)], ["s", *range(100, 140)])

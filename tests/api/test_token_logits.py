@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
-from whence.api.levelled import cmp_report
 from whence.errors import UsageError
-from whence.writers.parts import bits
+from whence.workflows.msit_report import cmp_report
+from whence.writers.support import encodings
 
 VOCABULARY = 40
 
@@ -20,7 +20,7 @@ def torch_dump(folder, steps, name="root.lm_head"):
     for token, array in enumerate(steps):
         place = folder / "cpu0_123" / str(token) / name
         place.mkdir(parents=True)
-        bits.write_torch(place / "output.pth", array)
+        encodings.write_torch(place / "output.pth", array)
     return str(folder / "cpu0_123")
 
 
@@ -123,6 +123,6 @@ def test_texts_part_at_a_token_that_rounding_explains(tmp_path):
 
 def test_no_output_at_all_is_an_error(tmp_path):
     (tmp_path / "empty" / "cpu_1" / "0" / "root.a").mkdir(parents=True)
-    bits.write_torch(tmp_path / "empty" / "cpu_1" / "0" / "root.a" / "input_0.pth", np.ones((2, 3), np.float32))
+    encodings.write_torch(tmp_path / "empty" / "cpu_1" / "0" / "root.a" / "input_0.pth", np.ones((2, 3), np.float32))
     with pytest.raises(UsageError, match="holds no output of any token"):
         cmp_report(str(tmp_path / "empty"), library_dump(tmp_path, logits(0, 1)[:, 0]), level="token")

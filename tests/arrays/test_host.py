@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whence import dtypes
-from whence.arrays import host
+from whence.frameworks import host
 
 SIZES = (0, 1, 7, 1000, 2047, 2048, 2049, 5000, 70001)
 PASSES = pytest.mark.parametrize("kernels", [False, True], ids=["numpy", "kernels"])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import whence
-from whence.arrays import torch as tensors
+from whence.frameworks import torch_arrays as tensors
 from whence.store import open_run
 
 torch.set_num_threads(1)

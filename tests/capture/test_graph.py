@@ -12,12 +12,12 @@ from live_torch import bits, insides, process, random_states, seeded, slots, ten
 from torch import nn
 
 import whence
-from whence.capture import torch_graph_effect as effect
-from whence.capture import torch_graph_nodes as nodes
-from whence.capture import torch_inductor as inductor
 from whence.errors import CaptureError, UsageError
-from whence.replay.check import check
-from whence.replay.torch_engine import Loaded
+from whence.instrument.torch.compiled import fx_nodes as nodes
+from whence.instrument.torch.compiled import inductor_taps as inductor
+from whence.instrument.torch.compiled import observer_effect as effect
+from whence.replay.engine import Loaded
+from whence.replay.self_check import check
 from whence.store import open_run
 
 pytestmark = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whence import api
-from whence.readers.parts import atb_file
+from whence.readers.ascend import atb_file
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

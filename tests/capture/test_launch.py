@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from whence.capture import interpreter, launch, secrets
-from whence.capture.options import CaptureOptions, make
 from whence.errors import CaptureError
+from whence.instrument.launch import interpreter, redaction
+from whence.instrument.launch import launcher as launch
+from whence.instrument.options import CaptureOptions, make
 from whence.store import open_run
 
 DRIVER = """
@@ -551,7 +552,7 @@ def test_secrets_are_masked_in_the_run(place):
     ],
 )
 def test_masks(given, masked):
-    assert list(secrets.command(given)) == (given if masked is None else masked)
+    assert list(redaction.command(given)) == (given if masked is None else masked)
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------------

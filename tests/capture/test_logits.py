@@ -13,9 +13,9 @@ import pytest
 import whence
 from whence import store
 from whence.align import prompts as sequences
-from whence.capture import options
-from whence.capture.session import Session
 from whence.errors import UsageError
+from whence.instrument import options
+from whence.instrument.session import Session
 from whence.records import RunInfo
 from whence.store import open_run
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 
 from generating import NEW, PROMPTS, generate, loop, model, padded  # noqa: E402
 
-from whence.capture.torch_logits import LogitsListener  # noqa: E402
+from whence.instrument.torch.logits import LogitsListener  # noqa: E402
 
 
 def _run(path: Path, net: Any, do: Any, **options: Any) -> tuple[Any, Any]:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.capture import options
-from whence.capture.options import CaptureOptions, decode, make
 from whence.errors import UsageError
+from whence.instrument import options
+from whence.instrument.options import CaptureOptions, decode, make
 
 NUMBERS = st.from_regex(r"(0|[1-9][0-9]?(_[1-9][0-9]?){0,3})", fullmatch=True)
 PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda p: not p.startswith("re:"))

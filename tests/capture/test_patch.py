@@ -14,9 +14,9 @@ from live_torch import captured, process
 from torch import nn
 
 import whence
-from whence.capture import torch_faults
-from whence.capture.points import FAULTS
 from whence.errors import UnreadableRun, UsageError
+from whence.instrument.patch_points import FAULTS
+from whence.instrument.torch import faults
 
 pytestmark = pytest.mark.torch
 Pair = collections.namedtuple("Pair", "left right")
@@ -294,14 +294,14 @@ def test_what_a_fault_does_to_the_output(fault, oracle):
     given = x(2, 3, 8, 8)
     with torch.no_grad():
         clean = conv(given).double().numpy()
-        with torch_faults.planted(nn.Sequential(conv), "0", fault, None, Random(0)):
+        with faults.planted(nn.Sequential(conv), "0", fault, None, Random(0)):
             got = conv(given).double().numpy()
     np.testing.assert_allclose(got, oracle(clean, conv.bias.detach().double().numpy()), rtol=1e-5, atol=1e-6)
 
 
 def test_a_channel_of_a_convolution_is_axis_one():
     conv = nn.Conv2d(3, 4, 3, padding=1)
-    with torch.no_grad(), torch_faults.planted(nn.Sequential(conv), "0", "channel", None, Random(0)):
+    with torch.no_grad(), faults.planted(nn.Sequential(conv), "0", "channel", None, Random(0)):
         zero = (conv(x(2, 3, 8, 8)) == 0).all(dim=(0, 2, 3))
     assert zero.sum() == 1
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from whence.capture import torch_faults
-from whence.capture.options import make
-from whence.capture.points import FAULTS, Fault, Point, check_points, outputs_of, parse_fault, parse_point
 from whence.errors import UsageError
+from whence.instrument.options import make
+from whence.instrument.patch_points import FAULTS, Fault, Point, check_points, outputs_of, parse_fault, parse_point
+from whence.instrument.torch import faults
 from whence.records import Call, Ref
 
 
@@ -41,7 +41,7 @@ def test_which_calls_fit():
 def test_faults():
     assert parse_fault("scale@layers.3.mlp=1.02") == Fault("scale", "", "layers.3.mlp", 1.02)
     assert parse_fault("eps@Net/norm") == Fault("eps", "Net", "norm", None)
-    assert set(torch_faults.DEFAULTS) == set(FAULTS)
+    assert set(faults.DEFAULTS) == set(FAULTS)
     for text in ("scale", "sclae@a", "scale@a=b", "scale@a=1e", "scale@"):
         with pytest.raises(UsageError, match="kinds: scale, weight"):
             parse_fault(text)

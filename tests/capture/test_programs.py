@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from whence.capture import torch_programs as tp  # noqa: E402
+from whence.instrument.torch import program_recorder as tp  # noqa: E402
 from whence.records import Program  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -6,8 +6,8 @@ from live_torch import call, slots
 from torch import nn
 
 import whence
-from whence.capture.torch_rungs import Compiled, Rung
 from whence.errors import UsageError
+from whence.instrument.torch.compiled.stages import Compiled, Rung
 from whence.store import open_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]

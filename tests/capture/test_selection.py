@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.capture.options import make
-from whence.capture.selection import Selector, within
+from whence.instrument.options import make
+from whence.instrument.selection import Selector, within
 
 CALLS = [
     ("", "Tiny", 0, "0"),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from whence.capture import options
-from whence.capture.session import Session, load_on_record
 from whence.errors import StoreFailed, UsageError
+from whence.instrument import options
+from whence.instrument.session import Session, load_on_record
 from whence.records import Call
 
 

@@ -9,10 +9,10 @@ from live_torch import bits, seeded
 from torch import nn
 
 from whence import store
-from whence.capture import options
-from whence.capture.session import Session
-from whence.capture.torch_modules import Listener
-from whence.capture.torch_staging import Ring
+from whence.instrument import options
+from whence.instrument.session import Session
+from whence.instrument.torch.modules import Listener
+from whence.instrument.torch.staging import Ring
 from whence.records import RunInfo
 from whence.store import open_run
 

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import whence
 from whence import store
-from whence.capture.options import CaptureOptions
-from whence.capture.session import Session
-from whence.capture.torch_modules import Listener
+from whence.instrument.options import CaptureOptions
+from whence.instrument.session import Session
+from whence.instrument.torch.modules import Listener
 from whence.records import RunInfo
 from whence.store import open_run
 

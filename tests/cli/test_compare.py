@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from handmade import bfloat16, net
-from whence import api, caches
+from whence import api, cache_folders
 from whence.cli import execute
 from whence.errors import UnreadableRun
 
@@ -34,7 +34,7 @@ def runs(monkeypatch, tmp_path):
             raise UnreadableRun(f"no run at {path}")
         return made[path]
 
-    monkeypatch.setattr("whence.api.runs.open_run", open_run)
+    monkeypatch.setattr("whence.workflows.capture.command.open_run", open_run)
     monkeypatch.setattr("whence.caches.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -87,7 +87,7 @@ def test_the_last_comparison_of_a_folder_is_taken_and_named(runs, capsys, monkey
 
 
 def test_old_comparisons_are_deleted_and_files_are_private(runs, capsys, tmp_path):
-    folder = caches.folder("comparisons")
+    folder = cache_folders.folder("comparisons")
     for i in range(40):
         (folder / f"{i:032}.json").write_text("{}")
         os.utime(folder / f"{i:032}.json", (1e9 + i, time.time() - 86_400 * (i - 1)))

@@ -52,7 +52,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path, capsys):
 def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path):
     code = (
         "import sys, time, whence.records as r, whence.cli\n"
-        "from whence.readers.building import _Built\n"
+        "from whence.readers.assembly.builder import _Built\n"
         "def slow(self, record, array=_Built.array):\n"
         "    print('writing', file=sys.stderr, flush=True); time.sleep(0.2); return array(self, record)\n"
         "_Built.array = slow\n"

@@ -206,7 +206,7 @@ with whence.task("b"):
 
 
 def test_variables_that_the_user_exported_are_kept(tmp_path):
-    from whence.capture import library
+    from whence.instrument.labels import library
 
     mine = {"ACLTRANSFORMER_SAVE_TENSOR_MAX": "2", "ACLTRANSFORMER_SAVE_TENSOR_RUNNER": "Linear", "ATB_OUTPUT_DIR": "/data/mine/"}
     assert library.load("acltransformer", environment=mine).variables == {

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 
 import whence  # noqa: E402
 from whence import store  # noqa: E402
-from whence.writers import torch_xray  # noqa: E402
+from whence.writers.formats import torch_xray  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def call(x, form, dtype):
     """(input, output) of torch's GELU as arrays."""
-    from whence.arrays.named import to_host
+    from whence.frameworks.array_protocols import to_host
 
     given = torch.tensor(x).to(DTYPES[dtype])
     if form == "sigmoid":
@@ -45,7 +45,7 @@ def test_what_was_rounded_in_between_is_silent():
     x = np.random.default_rng(1).standard_normal((64, 128)).astype(np.float32)
     given = torch.tensor(x).bfloat16()
     steps = given * 0.5 * (1 + torch.erf(given * 0.70710678))  # every step rounds to bfloat16
-    from whence.arrays.named import to_host
+    from whence.frameworks.array_protocols import to_host
 
     assert judge.told_apart("GELU", call(x, "erf", "float32"), (to_host(given, "x"), to_host(steps, "y"))) is None
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whence.judge import Error, below_masks, between, grow
-from whence.judge.drift import Drift, drift
+from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import logits
+from whence.judge import token_flips
 from whence.metrics.logits import LogitFigures, of_token
 
 U32, U16 = 2.0**-24, 2.0**-8
@@ -31,7 +31,7 @@ def _figures(noise: list[float], seed: int = 0, vocabulary: int = 2000, close: f
 def test_noise_is_never_blamed_and_all_its_flips_are_explained(share, roundoff, seed):
     made = np.random.default_rng(seed)
     shares = share * np.exp(made.normal(0, 0.3, 300))
-    said = logits.judged(_figures(list(shares), seed, close=2 * share), roundoff)
+    said = token_flips.judged(_figures(list(shares), seed, close=2 * share), roundoff)
     assert [j.off for j in said] == [False] * 300
     flips = [j.flip for j in said if j.flip]
     assert len(flips) > 20
@@ -46,73 +46,73 @@ def test_a_flip_that_noise_does_not_close_is_not_explained():
     y[second] = x[first] + 1.0
     wide = of_token(x, y)
     assert not wide.agree
-    *_, last = logits.judged([*figures, wide], U16)
+    *_, last = token_flips.judged([*figures, wide], U16)
     assert (last.flip, last.off) == ("unexplained" if wide.gap > 6 * 0.03 * 1.2 else "explained", False)
     x[second] = x[first] - 1.5
-    *_, last = logits.judged([*figures, of_token(x, y)], U16)
+    *_, last = token_flips.judged([*figures, of_token(x, y)], U16)
     assert last.flip == "unexplained"
     assert last.score == pytest.approx(1.5 / (6 * last.noise), rel=1e-6)
 
 
 def test_what_jumps_out_of_the_noise_is_off_and_never_joins_it():
-    said = logits.judged(_figures([0.01] * 24 + [0.5] * 60 + [0.01] * 5), U16)
+    said = token_flips.judged(_figures([0.01] * 24 + [0.5] * 60 + [0.01] * 5), U16)
     assert [j.off for j in said] == [False] * 24 + [True] * 60 + [False] * 5
     assert said[50].noise == pytest.approx(0.03, rel=0.2)
 
 
 def test_a_lasting_rise_is_seen_where_a_lone_one_is_not():
-    lasting = logits.judged(_figures([0.015] * 24 + [0.08] * 30), U16)
+    lasting = token_flips.judged(_figures([0.015] * 24 + [0.08] * 30), U16)
     assert [j.off for j in lasting[:24]] == [False] * 24
     assert sum(j.off for j in lasting[24:]) >= 20
-    lone = logits.judged(_figures([0.015] * 24 + [0.08] + [0.015] * 30), U16)
+    lone = token_flips.judged(_figures([0.015] * 24 + [0.08] + [0.015] * 30), U16)
     assert not any(j.off for j in lone)
 
 
 def test_without_a_measurement_rounding_of_the_dtype_is_the_limit():
-    assert logits.judged(_figures([0.01]), U32)[0].off
-    assert not logits.judged(_figures([0.01]), U16)[0].off
-    assert not logits.judged(_figures([0.01]), 0.0)[0].off
-    assert logits.judged(_figures([0.4]), U16)[0].off
+    assert token_flips.judged(_figures([0.01]), U32)[0].off
+    assert not token_flips.judged(_figures([0.01]), U16)[0].off
+    assert not token_flips.judged(_figures([0.01]), 0.0)[0].off
+    assert token_flips.judged(_figures([0.4]), U16)[0].off
 
 
 def test_a_faulty_start_explains_no_flip_of_its_own():
     """All logits are off from the first token on: their own difference is no noise to explain flips with."""
-    said = logits.judged(_figures([0.3] * 50, close=2.0), U32)
+    said = token_flips.judged(_figures([0.3] * 50, close=2.0), U32)
     assert all(j.off for j in said)
     assert {j.flip for j in said} <= {"", "unexplained"}
 
 
 def test_equal_logits_measure_nothing():
-    said = logits.judged(_figures([0.0] * 30 + [1e-6] * 10), U32)
+    said = token_flips.judged(_figures([0.0] * 30 + [1e-6] * 10), U32)
     assert not any(j.off or j.flip for j in said)
 
 
 def test_runs_of_the_reference_widen_what_is_noise():
     figures = _figures([0.005] * 10)
-    assert all(j.off for j in logits.judged(figures, U32))
-    assert not any(j.off for j in logits.judged(figures, U32, again=[0.004] * 10))
+    assert all(j.off for j in token_flips.judged(figures, U32))
+    assert not any(j.off for j in token_flips.judged(figures, U32, again=[0.004] * 10))
 
 
 def test_nan_is_off():
     x = np.arange(5.0)
     y = x.copy()
     y[1] = np.nan
-    [said] = logits.judged([of_token(x, y)], U16)
+    [said] = token_flips.judged([of_token(x, y)], U16)
     assert (said.off, said.score) == (True, math.inf)
 
 
 def test_what_rounding_makes_at_most():
-    assert logits.most(U32) == pytest.approx(1000 * U32)
-    assert (logits.most(U16), logits.most(2.0**-4), logits.most(0.0)) == (0.05, 0.625, math.inf)
+    assert token_flips.most(U32) == pytest.approx(1000 * U32)
+    assert (token_flips.most(U16), token_flips.most(2.0**-4), token_flips.most(0.0)) == (0.05, 0.625, math.inf)
 
 
 def test_what_a_proven_fault_reaches_measures_nothing_and_only_other_noise_explains_its_flips():
     close = 0.02
     figures = _figures([0.01] * 40, close=close)
-    assert {j.flip for j in logits.judged(figures, 0.0) if j.flip} == {"explained"}
-    alone = logits.judged(figures, 0.0, faulty=[U32] * 40)
+    assert {j.flip for j in token_flips.judged(figures, 0.0) if j.flip} == {"explained"}
+    alone = token_flips.judged(figures, 0.0, faulty=[U32] * 40)
     assert {j.flip for j in alone if j.flip} == {"unexplained"}
     assert alone[20].noise == pytest.approx(1000 * U32 * figures[20].scale)
-    measured = logits.judged(figures, 0.0, faulty=[0.0] * 20 + [U32] * 20)
+    measured = token_flips.judged(figures, 0.0, faulty=[0.0] * 20 + [U32] * 20)
     assert {j.flip for j in measured if j.flip} == {"explained"}
     assert measured[30].noise == pytest.approx(0.03, rel=0.2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence.judge import quantised
+from whence.judge import quantised_weights
 from whence.judge.policy import Scheme
 
 ROWS, COLUMNS = 24, 64
@@ -43,7 +43,7 @@ def held(codes, scale, zero, *, name="param.weight"):
 @given(st.integers(2, 8), st.sampled_from(["tensor", "channel", "group"]), st.booleans(), st.integers(0, 1000), st.booleans())
 def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
     w, codes, scale, zero = made(bits, per, symmetric=symmetric, seed=seed, top=2 ** (bits - 1) - 0.5 if full and symmetric else None)
-    found = quantised.stored(w, held(codes, scale, zero), "param.weight")
+    found = quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
     if found is None:  # two bits of a rough grid may lie too far from the weight to be recognised
         assert bits == 2
         return
@@ -52,8 +52,8 @@ def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
     by_hand = (codes.reshape(ROWS, -1, 16) if per == "group" else codes) - zero
     np.testing.assert_allclose(found.dequantised(), (by_hand * scale).reshape(w.shape), rtol=1e-6)
     declared = Scheme(bits, per, 0, group, symmetric or not zero.any())
-    assert quantised.check(w, found, declared=declared).sentence == ""
-    assert quantised.check(w, found).sentence == ""
+    assert quantised_weights.check(w, found, declared=declared).sentence == ""
+    assert quantised_weights.check(w, found).sentence == ""
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -62,9 +62,9 @@ def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_scale_two_percent_off(bits, per, factor, declared):
     w, codes, scale, zero = made(bits, per)
-    found = quantised.stored(w, held(codes, scale * factor, zero), "param.weight")
+    found = quantised_weights.stored(w, held(codes, scale * factor, zero), "param.weight")
     scheme = Scheme(bits, per, 0, 16 if per == "group" else 0) if declared else None
-    checked = quantised.check(w, found, declared=scheme)
+    checked = quantised_weights.check(w, found, declared=scheme)
     assert checked.sentence == f"scale x{factor:g} in the whole tensor"
     assert checked.numbers["scale"] == pytest.approx(factor, rel=2e-3)
 
@@ -76,7 +76,7 @@ def test_one_scale_two_percent_off(bits, per, at, where):
     w, codes, scale, zero = made(bits, per)
     scale = scale.copy()
     scale[at] *= 1.02
-    checked = quantised.check(w, quantised.stored(w, held(codes, scale, zero), "param.weight"))
+    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight"))
     assert checked.sentence == f"scale x1.02 in {where}"
 
 
@@ -85,7 +85,7 @@ def test_one_scale_two_percent_off(bits, per, at, where):
 )
 def test_shifted_scales(per, axis, by, words):
     w, codes, scale, zero = made(8, per)
-    checked = quantised.check(w, quantised.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight"))
+    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight"))
     assert checked.sentence.startswith(f"scales shifted by {words}")
     assert checked.numbers["shift"] == by
 
@@ -94,7 +94,7 @@ def test_a_zero_point():
     w, codes, scale, zero = made(8, "channel", symmetric=False)
     zero = zero.copy()
     zero[5] += 1
-    checked = quantised.check(w, quantised.stored(w, held(codes, scale, zero), "param.weight"))
+    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight"))
     assert checked.sentence == "zero point off by +1 in row 5"
 
 
@@ -102,12 +102,12 @@ def test_codes_that_are_not_the_nearest():
     w, codes, scale, zero = made(4, "channel")
     rng = np.random.default_rng(1)
     moved = np.clip(codes + (rng.random(codes.shape) < 0.2), -8, 7)
-    found = quantised.stored(w, held(moved, scale, zero), "param.weight")
-    assert "codes are not the reference's weight" in quantised.check(w, found, declared=Scheme(4, "channel")).sentence
+    found = quantised_weights.stored(w, held(moved, scale, zero), "param.weight")
+    assert "codes are not the reference's weight" in quantised_weights.check(w, found, declared=Scheme(4, "channel")).sentence
     for scheme in (Scheme(4, "channel", rounding="free"), None):
-        checked = quantised.check(w, found, declared=scheme)
+        checked = quantised_weights.check(w, found, declared=scheme)
         assert (checked.sentence, checked.free) == ("", True)
-    assert quantised.looks_like(found, checked).rounding == "free"
+    assert quantised_weights.looks_like(found, checked).rounding == "free"
 
 
 @pytest.mark.parametrize("order", ["halves", "neighbours", "swapped"])
@@ -122,38 +122,40 @@ def test_two_codes_in_a_byte(order, unsigned):
     params = {"param.weight.data": packed, "param.weight.scale": scale.astype(np.float32)}
     if unsigned:
         params["param.weight.shift"] = zero.astype(np.float32)
-    found = quantised.stored(w, params, "param.weight")
+    found = quantised_weights.stored(w, params, "param.weight")
     np.testing.assert_allclose(found.dequantised(), (codes - zero) * scale, rtol=1e-6)
-    assert quantised.check(w, found).sentence == ""
+    assert quantised_weights.check(w, found).sentence == ""
 
 
 def test_eight_bit_floats():
     w = made(8, "channel")[0]
     scale = (np.abs(w).max(1, keepdims=True) / 448).astype(np.float32)
     params = {"param.weight.qdata": (w / scale).astype(ml_dtypes.float8_e4m3fn), "param.weight.scale": scale}
-    found = quantised.stored(w, params, "param.weight")
+    found = quantised_weights.stored(w, params, "param.weight")
     assert str(found.scheme) == "float8 e4m3 per channel"
-    assert quantised.check(w, found).sentence == ""
+    assert quantised_weights.check(w, found).sentence == ""
     params["param.weight.scale"] = scale * np.float32(1.02)
-    assert quantised.check(w, quantised.stored(w, params, "param.weight")).sentence == "scale x1.02 in the whole tensor"
+    assert quantised_weights.check(w, quantised_weights.stored(w, params, "param.weight")).sentence == "scale x1.02 in the whole tensor"
 
 
 def test_what_is_not_quantised_is_not_found():
     w = made(8, "channel")[0]
-    assert quantised.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight") is None
-    assert quantised.stored(w, {"param.ids": np.ones(w.shape, np.int8), "param.scale": np.ones(1, np.float32)}, "param.weight") is None
-    assert quantised.on_a_grid(w) is None
-    assert quantised.on_a_grid(w.astype(ml_dtypes.bfloat16)) is None
-    assert quantised.on_a_grid(np.zeros_like(w)) is None
+    assert quantised_weights.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight") is None
+    assert (
+        quantised_weights.stored(w, {"param.ids": np.ones(w.shape, np.int8), "param.scale": np.ones(1, np.float32)}, "param.weight") is None
+    )
+    assert quantised_weights.on_a_grid(w) is None
+    assert quantised_weights.on_a_grid(w.astype(ml_dtypes.bfloat16)) is None
+    assert quantised_weights.on_a_grid(np.zeros_like(w)) is None
 
 
 @pytest.mark.parametrize(("bits", "per"), [(8, "channel"), (4, "channel"), (8, "tensor"), (4, "group"), (3, "group")])
 def test_a_grid_is_read_off_the_values(bits, per):
     w, codes, scale, _ = made(bits, per)
     values = (codes.reshape(*scale.shape[:-1], -1) * scale if per != "tensor" else codes * scale).reshape(w.shape).astype(np.float32)
-    found = quantised.on_a_grid(values)
+    found = quantised_weights.on_a_grid(values)
     assert (found.scheme.bits, found.scheme.per, found.scheme.group) == (bits, per, 16 if per == "group" else 0)
     np.testing.assert_allclose(found.dequantised(), values, rtol=1e-5, atol=1e-6)
-    assert quantised.check(w, found).sentence == ""
-    off = quantised.on_a_grid(values * np.float32(1.02))
-    assert quantised.check(w, off).sentence == "scale x1.02 in the whole tensor"
+    assert quantised_weights.check(w, found).sentence == ""
+    off = quantised_weights.on_a_grid(values * np.float32(1.02))
+    assert quantised_weights.check(w, off).sentence == "scale x1.02 in the whole tensor"

@@ -8,8 +8,8 @@ from scipy.stats import f as f_distribution
 
 from whence import judge
 from whence.judge import Error, grow
+from whence.judge.error_structure import Structure
 from whence.judge.limits import LIMITS
-from whence.judge.structure import Structure
 from whence.results import Measured, Verdict
 
 RNG = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from whence import judge
+from whence.judge.error_structure import structure
 from whence.judge.limits import LIMITS
-from whence.judge.structure import structure
 
 ROWS, LAST = 64, 96
 

@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp
 
 from whence import judge
 from whence.judge.limits import LIMITS
-from whence.judge.third import ThreeWay
+from whence.judge.three_way import ThreeWay
 from whence.results import Verdict
 
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.errors import UsageError
-from whence.judge import tokens
-from whence.judge.tokens import Thresholds
+from whence.workflows.tokens import statistics
+from whence.workflows.tokens.statistics import Thresholds
 
 
 def by_hand(a, b):
@@ -23,7 +23,7 @@ def by_hand(a, b):
 @given(st.one_of(st.tuples(*[st.text("ab é\u0301\ud800\n", max_size=9)] * 2), st.tuples(*[st.lists(st.integers(0, 2), max_size=9)] * 2)))
 def test_match_is_what_a_loop_finds(pair):
     a, b = pair
-    found = tokens.match(a, b)
+    found = statistics.match(a, b)
     prefix, full, half = by_hand(a, b)
     assert (found.prefix_length, found.full, found.half) == (prefix, full, half)
     assert (found.reference_length, found.target_length) == (len(a), len(b))
@@ -49,24 +49,24 @@ def test_match_is_what_a_loop_finds(pair):
     ],
 )
 def test_the_token_of_a_text_is_its_word(a, b, word):
-    assert tokens.match(a, b).first_token == word
+    assert statistics.match(a, b).first_token == word
 
 
 def test_one_character_is_not_halved_to_nothing():
-    assert tokens.match("a", "b").half is False
+    assert statistics.match("a", "b").half is False
 
 
 def test_text_against_tokens_is_refused():
     with pytest.raises(UsageError, match="list of tokens"):
-        tokens.match("a", [1])
+        statistics.match("a", [1])
 
 
 def test_wilson_against_scipy():
     stats = pytest.importorskip("scipy.stats")
     for count, of in [(0, 1), (1, 1), (17, 20), (10, 20), (3, 1000), (1000, 1000), (0, 30)]:
         interval = stats.binomtest(count, of).proportion_ci(0.95, method="wilson")
-        assert tokens.wilson(count, of) == pytest.approx((interval.low, interval.high), abs=1e-12)
-    assert tokens.wilson(0, 0) == (0.0, 1.0)
+        assert statistics.wilson(count, of) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    assert statistics.wilson(0, 0) == (0.0, 1.0)
 
 
 def test_sign_test_against_scipy():
@@ -88,7 +88,7 @@ def test_sign_test_against_scipy():
     ]
     for one, other in pairs:
         expected = stats.binomtest(one, one + other, 0.5).pvalue if one + other else 1.0
-        assert tokens.sign_test(one, other) == pytest.approx(expected, rel=1e-8), (one, other)
+        assert statistics.sign_test(one, other) == pytest.approx(expected, rel=1e-8), (one, other)
 
 
 def test_rates_at_the_threshold_reach_it():
@@ -116,19 +116,19 @@ YAML = "full: 0.6\nmodels:\n  chat*: {half: 0.3}\n  chat-6b: {full: 0.1, half: 0
 def test_thresholds_of_a_model(tmp_path, model, given, expected):
     path = tmp_path / "t.yaml"
     path.write_text(YAML)
-    found = tokens.thresholds(given.get("full"), given.get("half"), path, model)
+    found = statistics.thresholds(given.get("full"), given.get("half"), path, model)
     assert (found.full, found.half) == expected
 
 
 def test_thresholds_in_toml_and_where_they_come_from(tmp_path):
     path = tmp_path / "t.toml"
     path.write_text('half = 0.5\n[models."a b"]\nfull = 0.2\n')
-    found = tokens.thresholds(None, None, path, "a b")
+    found = statistics.thresholds(None, None, path, "a b")
     assert (found.full, found.half, found.origin) == (0.2, 0.5, f"{path}, model a b")
-    assert tokens.thresholds(None, None, path, "c").origin == f"{path}; no entry for model c"
-    assert tokens.thresholds(None, None, path, "").origin == f"{path}; no model is named (--model)"
-    assert tokens.thresholds(0.5, None, path, "a b").origin == f"as given; half: {path}, model a b"
-    assert tokens.thresholds(None, None, None, "").origin == "default"
+    assert statistics.thresholds(None, None, path, "c").origin == f"{path}; no entry for model c"
+    assert statistics.thresholds(None, None, path, "").origin == f"{path}; no model is named (--model)"
+    assert statistics.thresholds(0.5, None, path, "a b").origin == f"as given; half: {path}, model a b"
+    assert statistics.thresholds(None, None, None, "").origin == "default"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_a_wrong_thresholds_file_is_told(tmp_path, name, text, said):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UsageError, match="(?s)" + said.replace(".", r"\.").replace("|", r"\|")):
-        tokens.thresholds(None, None, path, "a")
+        statistics.thresholds(None, None, path, "a")
     with pytest.raises(UsageError, match="cannot be read"):
-        tokens.thresholds(None, None, tmp_path / "absent.toml", "")
+        statistics.thresholds(None, None, tmp_path / "absent.toml", "")

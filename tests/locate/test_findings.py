@@ -1,7 +1,8 @@
 """Guilt along the data flow, on calls made by hand."""
 
 from whence import align
-from whence.locate import decide, findings, order_and_taint
+from whence.comparison.verdicts.findings import findings, order_and_taint
+from whence.comparison.verdicts.status import decide
 from whence.records import Call, Ref, regions
 from whence.results import Coverage, Finding, Plan, Verdict
 

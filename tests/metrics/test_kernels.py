@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whence import _kernels, caches
+from whence import _kernels, cache_folders
 
 CODE = "from whence import _kernels; print(_kernels.compiled()); print(_kernels.cache_dir())"
 
@@ -39,7 +39,7 @@ def test_cache_folder(tmp_path, monkeypatch):
 def test_a_folder_others_may_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(cache_folders.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     first = _kernels.cache_dir()
     first.chmod(0o777)
     second = _kernels.cache_dir()

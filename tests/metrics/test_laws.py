@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from whence import _kernels, dtypes
 from whence.errors import UsageError
-from whence.metrics import METRICS, histogram_edges, installed, measure, measure_many, pairs
+from whence.metrics import METRICS, histogram_edges, installed, measure, measure_many
+from whence.metrics import measure as pairs
 
 ERRORS = (
     "max_abs_err",

@@ -10,7 +10,8 @@ import pytest
 from metric_oracle import check
 
 from whence import dtypes
-from whence.metrics import measure, measure_many, pairs
+from whence.metrics import measure, measure_many
+from whence.metrics import measure as pairs
 
 SIZES = (1, 7, 1000, 2047, 2048, 2049, 5000)
 SHAPES = {1: (1, 1), 7: (7,), 1000: (10, 100), 2047: (2047,), 2048: (2, 1024), 2049: (3, 683), 5000: (50, 10, 10)}

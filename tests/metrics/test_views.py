@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.metrics import VIEWS
+from whence.comparison.views.figures import FORMULAS as VIEWS
 
 RNG = np.random.default_rng(6)
 G = RNG.standard_normal((7, 9)).astype(np.float32)

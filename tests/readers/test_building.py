@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import whence
-from whence.api.foreign import Described, described
-from whence.api.runs import open_to_show
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED, Building, Opened
+from whence.readers.figures import Described, described
 from whence.records import Statistics
-from whence.report import show
+from whence.report import run as show
+from whence.workflows.capture.command import open_to_show
 
 RNG = np.random.default_rng(5)
 WEIGHTS = [RNG.standard_normal((16, 16)) / 4 for _ in range(5)]

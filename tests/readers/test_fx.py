@@ -11,7 +11,7 @@ import pytest
 import whence
 from whence.errors import ElementsMissing
 from whence.readers import open_run
-from whence.readers.parts.flow_order import ordered
+from whence.readers.assembly.call_order import ordered
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 TS = "20251017071211190258"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from whence.errors import ElementsMissing
-from whence.readers import Place, ge, open_run
-from whence.readers.parts.graph_text import graphs
+from whence.readers import Place, open_run
+from whence.readers.ascend.graph_text import graphs
+from whence.readers.formats import ge
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 TIME = 1706596912161941

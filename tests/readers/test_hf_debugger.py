@@ -15,7 +15,7 @@ import whence
 from readers import hostile
 from whence.errors import UnreadableRun
 from whence.readers import open_run
-from whence.readers.parts import torch_print
+from whence.readers.encodings import torch_print
 
 DATA = Path(__file__).parents[1] / "data" / "hf_debugger"
 

@@ -10,7 +10,7 @@ import whence
 from readers import hostile
 from whence.errors import ElementsMissing
 from whence.readers import Place, open_run
-from whence.readers import onnx_tensors as reader
+from whence.readers.formats import onnx_tensors as reader
 
 DATA = Path(__file__).parents[1] / "data" / "onnx"
 

@@ -14,7 +14,7 @@ from readers.hostile import survives, variants
 from whence.api import open_run
 from whence.cli import execute
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
-from whence.readers.parts import hdf5
+from whence.readers.encodings import hdf5
 
 DATA = Path(__file__).parent.parent / "data" / "torch_xray"
 GPU, XPU, NOIDX = (DATA / f"{name}_globalrank-0_localrank-0.h5" for name in ("gpu", "xpu", "xpu_noidx"))

@@ -8,11 +8,10 @@ import ml_dtypes
 import msgspec
 import torch
 
-from whence.arrays.torch import to_host
-from whence.capture import torch_programs as tp
+from whence.frameworks.torch_arrays import to_host
+from whence.instrument.torch import program_recorder as tp
 from whence.records import Program
-from whence.replay import check as self_check
-from whence.replay import programs
+from whence.replay import self_check, validation
 
 BF16 = ml_dtypes.bfloat16
 
@@ -52,7 +51,7 @@ class Recorded:
         return again
 
     def load(self, **options):
-        return programs.load(self.program(), [host(c) for c in self.recording.constants], **options)
+        return validation.load(self.program(), [host(c) for c in self.recording.constants], **options)
 
     def check(self, loaded=None):
         return self_check.check(loaded or self.load(), self.inputs, self.params, self.outputs, self.strides)

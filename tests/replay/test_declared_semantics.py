@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
-from whence.replay import declared
-from whence.replay.declared import Grid, Ties, fake_quantise, round_mantissa, scales
+from whence.replay import declared_semantics
+from whence.replay.declared_semantics import Grid, Ties, fake_quantise, round_mantissa, scales
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -111,7 +111,7 @@ def test_ten_bits_of_mantissa(values):
 @pytest.mark.parametrize("how", ["even", "away", "truncate"])
 @pytest.mark.parametrize("working", ["float64", "recorded"])
 def test_a_program_with_tf32_operands(how, working):
-    from whence.replay.programs import load
+    from whence.replay.validation import load
 
     transposed = Operation("aten.t.default", ({"param": "param.weight"},))
     product = Operation("aten.addmm.default", ({"param": "param.bias"}, {"in": 0}, {"op": [0, 0]}))
@@ -119,17 +119,17 @@ def test_a_program_with_tf32_operands(how, working):
         "p", (transposed, product), ("input.0",), (("output.0", {"op": [1, 0]}),), ("param.weight", "param.bias"), base="float32",
         input_dtypes=("float32",),
     )  # fmt: skip
-    edited = declared.with_tf32(program, how)
+    edited = declared_semantics.with_tf32(program, how)
     assert edited is not None
     x, w, b = (RNG.standard_normal(s).astype(np.float32) for s in ((5, 32), (7, 32), (7,)))
     got = load(edited).run({"input.0": x}, {"param.weight": w, "param.bias": b}, working=working)["output.0"]
     want = by_bits(x, how).astype(np.float64) @ by_bits(w, how).astype(np.float64).T + b
     np.testing.assert_allclose(got, want, rtol=1e-12 if working == "float64" else 1e-5, atol=1e-12 if working == "float64" else 1e-5)
-    assert declared.with_tf32(declared.gelu_program(program, "erf"), how) is None
+    assert declared_semantics.with_tf32(declared_semantics.gelu_program(program, "erf"), how) is None
 
 
 def test_gelu_forms():
-    from whence.replay.programs import load
+    from whence.replay.validation import load
 
     x = np.linspace(-6, 6, 101)
     program = Program(
@@ -147,10 +147,10 @@ def test_gelu_forms():
         "sigmoid": x * expit(1.702 * x),
     }
     for form, want in forms.items():
-        np.testing.assert_allclose(run(declared.gelu_program(program, form))["output.0"], want, atol=1e-12)
-        assert declared.computes_gelu(program, form, run) == (form == "erf")
-    edited = declared.with_gelu(program, "tanh")
+        np.testing.assert_allclose(run(declared_semantics.gelu_program(program, form))["output.0"], want, atol=1e-12)
+        assert declared_semantics.computes_gelu(program, form, run) == (form == "erf")
+    edited = declared_semantics.with_gelu(program, "tanh")
     assert edited is not None
     np.testing.assert_allclose(run(edited)["output.0"], forms["tanh"], atol=1e-12)
-    assert declared.with_gelu(program, "erf") is None
-    assert declared.with_gelu(edited, "erf") is not None
+    assert declared_semantics.with_gelu(program, "erf") is None
+    assert declared_semantics.with_gelu(edited, "erf") is not None

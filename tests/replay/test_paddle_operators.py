@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("torch")
 
 import whence
-from whence.api import statics
+from whence.comparison.programs import programs as statics
 from whence.errors import ReplayRefused
-from whence.replay import paddle_operators, programs
-from whence.replay.paddle_operators import Operand
+from whence.replay import paddle_translation, validation
+from whence.replay.paddle_translation import Operand
 
 pytestmark = pytest.mark.torch
 CAPTURE = Path(__file__).parent.parent / "capture"
@@ -33,8 +33,8 @@ def some(*shape):
 def computed(op_type, attributes, operands, outputs=("Out",), made=None):
     """What the program of an operator computes in float64. operands: slot -> array."""
     given = {slot: Operand(f"input.{slot}", str(array.dtype), array.shape) for slot, array in operands.items()}
-    program = paddle_operators.program(op_type, attributes, given, {o: f"output.{o}" for o in outputs}, made or {})
-    loaded = programs.load(program, [])
+    program = paddle_translation.program(op_type, attributes, given, {o: f"output.{o}" for o in outputs}, made or {})
+    loaded = validation.load(program, [])
     found = loaded.run({slot: operands[slot[6:]] for slot in program.inputs}, {}, working="float64")
     return {slot[7:]: array for slot, array in found.items()}
 
@@ -232,7 +232,7 @@ def test_computes_what_paddle_does(zoo):
             wrong.append((call.op_type, call.no_program))
             continue
         program, arrays = zoo.programs[call.program], {r.slot: zoo.array(r.record) for r in call.refs}
-        found = programs.load(program, []).run(
+        found = validation.load(program, []).run(
             {s: arrays[s] for s in program.inputs}, {s: arrays[s] for s in program.params}, working="float64"
         )
         same = all(a.shape == arrays[s].shape and np.allclose(a, arrays[s], 1e-5, 1e-5, equal_nan=True) for s, a in found.items())
@@ -243,4 +243,4 @@ def test_computes_what_paddle_does(zoo):
     assert "transpose" in right
     assert "pool2d" in right
     tested = right | {case[0] for case in CASES}
-    assert sorted(name for name in paddle_operators.known() if name not in tested) == []
+    assert sorted(name for name in paddle_translation.known() if name not in tested) == []

@@ -13,7 +13,7 @@ import program_zoo as modules  # noqa: E402
 
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay import check, operators, programs  # noqa: E402
+from whence.replay import allowed_operators, self_check, validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}
@@ -81,26 +81,26 @@ MALFORMED = {
     "input named twice": program(op("aten.relu.default", IN), inputs=("a", "a")),
     "note": program(op("aten.relu.default", IN), base="complex64"),
     "note dtype": program(op("aten.relu.default", IN), input_dtypes=("object",)),
-    "too long": program(*[op("aten.relu.default", IN)] * (programs.MAX_OPERATIONS + 1)),
+    "too long": program(*[op("aten.relu.default", IN)] * (validation.MAX_OPERATIONS + 1)),
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_programs_are_refused_on_loading(name):
     with pytest.raises(ReplayRefused):
-        programs.load(MALFORMED[name])
+        validation.load(MALFORMED[name])
 
 
 def test_reasons_are_words():
     with pytest.raises(ReplayRefused, match=r"operator mylib.kernel.default is not on the list .* allow=\(\"mylib::\",\)"):
-        programs.load(MALFORMED["vendor"])
+        validation.load(MALFORMED["vendor"])
     with pytest.raises(ReplayRefused, match=r"aten.from_file.default is not on the list of replayable operators"):
-        programs.load(MALFORMED["not on the list"])
+        validation.load(MALFORMED["not on the list"])
 
 
 def test_an_allowed_vendor_namespace_is_looked_up():
     with pytest.raises(ReplayRefused, match="does not exist in torch"):
-        programs.load(MALFORMED["vendor"], allow=("mylib::",))
+        validation.load(MALFORMED["vendor"], allow=("mylib::",))
 
 
 HUGE = {
@@ -136,23 +136,23 @@ def test_what_would_be_too_large_is_refused_before_it_runs(name):
             op("aten.relu.default", {"op": [2, 0]}),
         )  # fmt: skip
     with pytest.raises(ReplayRefused, match=r"would make \d+ bytes"):
-        programs.load(hostile).run(X, {})
+        validation.load(hostile).run(X, {})
 
 
 def test_the_limit_is_the_callers():
     small = program(op("aten.mul.Tensor", IN, 2))
-    assert programs.load(small).run(X, {})["output.0"].sum() == 12
+    assert validation.load(small).run(X, {})["output.0"].sum() == 12
     with pytest.raises(ReplayRefused, match="at most 10 are allowed"):
-        programs.load(small, max_bytes=10).run(X, {})
+        validation.load(small, max_bytes=10).run(X, {})
 
 
 def test_an_output_that_an_operator_does_not_have():
     with pytest.raises(ReplayRefused, match="has no output 3"):
-        programs.load(program(op("aten.relu.default", IN), outputs=(("output.0", {"op": [0, 3]}),))).run(X, {})
+        validation.load(program(op("aten.relu.default", IN), outputs=(("output.0", {"op": [0, 3]}),))).run(X, {})
 
 
 def test_missing_inputs_and_unknown_dtypes_are_refused():
-    loaded = programs.load(program(op("aten.relu.default", IN)))
+    loaded = validation.load(program(op("aten.relu.default", IN)))
     with pytest.raises(ReplayRefused, match=r"needs input.0"):
         loaded.run({}, {})
     with pytest.raises(ReplayRefused, match="float8"):
@@ -160,8 +160,8 @@ def test_missing_inputs_and_unknown_dtypes_are_refused():
 
 
 def test_every_listed_operator_exists_and_none_draws_from_a_generator():
-    assert [b for b in operators.LISTED if not hasattr(torch.ops.aten, b)] == []
-    assert not operators.LISTED & {"set_", "resize_", "from_file", "rand", "randn", "bernoulli", "multinomial", "randint", "normal"}
+    assert [b for b in allowed_operators.LISTED if not hasattr(torch.ops.aten, b)] == []
+    assert not allowed_operators.LISTED & {"set_", "resize_", "from_file", "rand", "randn", "bernoulli", "multinomial", "randint", "normal"}
 
 
 def test_global_random_state_is_never_touched():
@@ -178,12 +178,12 @@ def test_a_recording_that_lies_is_found():
     _, recorded = recording.record(torch.nn.ReLU(), modules.g(3, 4))
     loaded = recorded.load()
     wrong = {"output.0": recorded.outputs["output.0"] + np.float32(0.5)}
-    assert "does not reproduce the recording" in check.check(loaded, recorded.inputs, {}, wrong)
-    assert "float64" in check.check(loaded, recorded.inputs, {}, {"output.0": recorded.outputs["output.0"].astype(np.float64)})
-    assert check.check(loaded, recorded.inputs, {}, {}) == "none of its recorded outputs were kept"
-    assert "needs input.0" in check.check(loaded, {}, {}, recorded.outputs)
+    assert "does not reproduce the recording" in self_check.check(loaded, recorded.inputs, {}, wrong)
+    assert "float64" in self_check.check(loaded, recorded.inputs, {}, {"output.0": recorded.outputs["output.0"].astype(np.float64)})
+    assert self_check.check(loaded, recorded.inputs, {}, {}) == "none of its recorded outputs were kept"
+    assert "needs input.0" in self_check.check(loaded, {}, {}, recorded.outputs)
     near = {"output.0": np.nextafter(recorded.outputs["output.0"], np.float32(10))}
-    assert check.check(loaded, recorded.inputs, {}, near) == ""
+    assert self_check.check(loaded, recorded.inputs, {}, near) == ""
     assert "within 1 ulp" in loaded.check_note
     assert recorded.check(loaded) == ""
     assert loaded.check_note == ""
@@ -192,21 +192,21 @@ def test_a_recording_that_lies_is_found():
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ml_dtypes.float8_e4m3fn])
 def test_ulps(dtype):
     a = np.array([1.0, -2.0, 0.0, np.nan], dtype)
-    assert check.ulps(a, a.copy()) == 0
+    assert self_check.ulps(a, a.copy()) == 0
     b = a.copy()
     bits = b.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[b.dtype.itemsize])
     bits[1] += 3
-    assert check.ulps(a, b) == 3
-    assert check.ulps(np.array([0.0], dtype), np.array([-0.0], dtype)) == 0 + 0
-    assert check.ulps(a, np.array([1.0, -2.0, np.nan, np.nan], dtype)) == np.inf
-    assert check.ulps(np.zeros(0, dtype), np.zeros(0, dtype)) == 0
-    assert check.ulps(np.array([np.nan], dtype), -np.array([np.nan], dtype)) == 0
+    assert self_check.ulps(a, b) == 3
+    assert self_check.ulps(np.array([0.0], dtype), np.array([-0.0], dtype)) == 0 + 0
+    assert self_check.ulps(a, np.array([1.0, -2.0, np.nan, np.nan], dtype)) == np.inf
+    assert self_check.ulps(np.zeros(0, dtype), np.zeros(0, dtype)) == 0
+    assert self_check.ulps(np.array([np.nan], dtype), -np.array([np.nan], dtype)) == 0
 
 
 def test_ulps_of_exact_kinds_and_complex():
-    assert check.ulps(np.array([1, 2]), np.array([1, 3])) == np.inf
-    assert check.ulps(np.array([True]), np.array([True])) == 0
+    assert self_check.ulps(np.array([1, 2]), np.array([1, 3])) == np.inf
+    assert self_check.ulps(np.array([True]), np.array([True])) == 0
     z = np.array([1 + 1j], np.complex64)
-    assert check.ulps(z, z + np.float32(2**-23)) == 1
+    assert self_check.ulps(z, z + np.float32(2**-23)) == 1
     far = np.array([np.finfo(np.float64).max]), np.array([-np.finfo(np.float64).max])
-    assert check.ulps(*far) > 1e19 / 2
+    assert self_check.ulps(*far) > 1e19 / 2

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 from whence import judge  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay import torch_drill, torch_script, torch_three_way  # noqa: E402
-from whence.replay.flat import Node, flatten  # noqa: E402
-from whence.replay.programs import load  # noqa: E402
-from whence.replay.torch_trace import Trace, piece  # noqa: E402
+from whence.replay.export import isolate, script, three_way  # noqa: E402
+from whence.replay.export.trace import Trace, piece  # noqa: E402
+from whence.replay.flatten import Node, flatten  # noqa: E402
+from whence.replay.validation import load  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,12 +28,12 @@ def test_tensors_come_back_with_their_layout_and_share_what_they_shared(tmp_path
         "scalar": torch.tensor(7), "empty": torch.empty(0, 3),
     }  # fmt: skip
     path = tmp_path / "x.safetensors"
-    path.write_bytes(torch_script.save(tensors))
+    path.write_bytes(script.save(tensors))
     from safetensors import safe_open  # the vendor's own reader takes the file
 
     with safe_open(path, "pt") as file:
         assert torch.equal(file.get_tensor("plain"), tensors["plain"])
-    back = torch_three_way.load(path, {torch_script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()})
+    back = three_way.load(path, {script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()})
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype
         assert back[name].stride() == tensor.stride()
@@ -49,7 +49,7 @@ def test_the_check_is_that_of_the_judge(dtype):
     r, w = x.exp(), x.to(dtype).exp()
     for far in (0.0, 1e-3, 0.3):
         y = (r * (1 + far * torch.rand_like(r))).to(dtype)
-        score, words = torch_three_way.beyond_rounding(y, r, w, terms=9)
+        score, words = three_way.beyond_rounding(y, r, w, terms=9)
         host = [t.numpy() if t.dtype is not torch.bfloat16 else t.float().numpy() for t in (y, r, w)]
         if dtype is torch.bfloat16:
             import ml_dtypes
@@ -62,12 +62,12 @@ def test_the_check_is_that_of_the_judge(dtype):
 
 def test_the_check_of_nan_shapes_and_integers():
     x = torch.ones(4)
-    assert torch_three_way.beyond_rounding(torch.tensor([1.0, math.nan, 1, 1]), x.double(), x)[0] == math.inf
+    assert three_way.beyond_rounding(torch.tensor([1.0, math.nan, 1, 1]), x.double(), x)[0] == math.inf
     both = torch.tensor([1.0, math.nan, 1, 1])
-    assert torch_three_way.beyond_rounding(both, both.double(), both)[0] <= 1
-    assert torch_three_way.beyond_rounding(x[:3], x.double(), x)[0] == math.inf
-    assert torch_three_way.beyond_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3]))[0] == math.inf
-    assert torch_three_way.beyond_rounding(torch.empty(0), torch.empty(0).double(), torch.empty(0))[0] == 0
+    assert three_way.beyond_rounding(both, both.double(), both)[0] <= 1
+    assert three_way.beyond_rounding(x[:3], x.double(), x)[0] == math.inf
+    assert three_way.beyond_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3]))[0] == math.inf
+    assert three_way.beyond_rounding(torch.empty(0), torch.empty(0).double(), torch.empty(0))[0] == 0
 
 
 def test_float64_reaches_casts_and_constructors():
@@ -75,20 +75,20 @@ def test_float64_reaches_casts_and_constructors():
         y = torch.ops.aten._to_copy.default(x, dtype=torch.bfloat16)
         return [y + torch.ops.aten.full.default([3], 1 / 3), x + 0]
 
-    made = torch_three_way.wide(half, {"x": torch.tensor([1.0, 2.0, 1 / 3])})
+    made = three_way.wide(half, {"x": torch.tensor([1.0, 2.0, 1 / 3])})
     assert made[0].dtype == torch.float64
     assert made[0].tolist() == [x + 1 / 3 for x in (1.0, 2.0, float(np.float32(1 / 3)))]
 
 
 @pytest.mark.parametrize("value", [None, True, -3, 0.1, math.inf, -math.inf, 2 - 3j, "a'\"\\\n", [1, [2.5, None]], torch.bfloat16])
 def test_literals_read_back(value):
-    assert repr(eval(torch_script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
+    assert repr(eval(script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
 
 
 def test_nothing_else_is_a_literal():
     for value in (object(), print, {"a": 1}, torch.ones(1)):
         with pytest.raises(ReplayRefused):
-            torch_script.literal(value)
+            script.literal(value)
 
 
 def traced(operations, outputs, **given):
@@ -103,9 +103,9 @@ def test_words_of_a_run_cannot_leave_the_docstring():
     x = np.ones((2, 3), np.float32)
     trace, results, _ = traced([Operation("aten.relu.default", ({"in": 0},))], [("output.0", {"op": [0, 0]})], **{"input.0": x})
     evil = '""" + print(1) + """ \\" \n import os\x1b[2J'
-    way = torch_drill.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
-    case = torch_script.Case(piece(trace, 0, 1, results), None, way, way, title=evil, story=[evil, evil])
-    text, tensors = torch_script.script(case)
+    way = isolate.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
+    case = script.Case(piece(trace, 0, 1, results), None, way, way, title=evil, story=[evil, evil])
+    text, tensors = script.script(case)
     tree = ast.parse(text)
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print" and n.lineno < 20]
     assert "import os\n\n" not in text.partition('"""\n\n')[0]
@@ -121,7 +121,7 @@ def test_settings_of_a_compiler_that_are_taken_over():
         "epilogue_fusion": "a;b", "cuda.cutlass_dir": "x", "__class__": 1, "trace.enabled": True,
         "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
     }  # fmt: skip
-    fine, left = torch_drill.known_config("torch._inductor.config", asked)
+    fine, left = isolate.known_config("torch._inductor.config", asked)
     assert fine == {
         "cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "max_fusion_size": 3, "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
     }  # fmt: skip
@@ -158,7 +158,7 @@ class Broken(torch.utils._python_dispatch.TorchDispatchMode):
 )
 def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
     trace, results, _ = chain()
-    run = torch_drill.Piece.run
+    run = isolate.Piece.run
 
     def off(self, given):
         if not monkeypatch_on:
@@ -167,7 +167,7 @@ def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
             return run(self, given)
 
     monkeypatch_on = False
-    real = torch_drill.run_as
+    real = isolate.run_as
 
     def run_as(way, pieces):
         nonlocal monkeypatch_on
@@ -177,9 +177,9 @@ def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
         finally:
             monkeypatch_on = False
 
-    monkeypatch.setattr(torch_drill.Piece, "run", off)
-    monkeypatch.setattr(torch_drill, "run_as", run_as)
-    drilled = torch_drill.Drill(trace, results, torch_drill.Way()).smallest()
+    monkeypatch.setattr(isolate.Piece, "run", off)
+    monkeypatch.setattr(isolate, "run_as", run_as)
+    drilled = isolate.Drill(trace, results, isolate.Way()).smallest()
     assert (drilled and (drilled.begin, drilled.end)) == found
 
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from whence.replay import stepwise  # noqa: E402
-from whence.replay import torch_support as support  # noqa: E402
-from whence.replay.torch_support import tensor  # noqa: E402
+from whence.replay.export.support import check as support  # noqa: E402
+from whence.replay.export.support.check import tensor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NOWHERE = support.Settings(Path("nowhere"))

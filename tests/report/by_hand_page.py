@@ -2,8 +2,8 @@
 
 import math
 
-from whence.pages import Page, PageCall, PageDetail, PageHeatmap, PageSide
 from whence.results import CallPair, Comparison, Coverage, Finding, Generation, Measured, Plan, Prompted, Row, Token, Verdict
+from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 
 OPERATORS = ("input_norm", "q_proj", "k_proj", "v_proj", "o_proj", "post_norm", "gate_proj", "up_proj", "act", "down_proj")
 

@@ -5,18 +5,18 @@ from hypothesis import given
 
 from handmade import net
 from whence import api, report
-from whence.report import plain, show
+from whence.report import run, tables
 from whence.report.fitting import HEAD, TAIL, fitted, shortened
 
 ROWS = [("no", "name", "why"), ("1", "model.layers.11.mlp.down_proj", "it computes something else than the reference does")]
 
 
 def test_nothing_is_cut_without_a_terminal():
-    assert list(plain.columns(ROWS)) == ["no  name                           why", f"1   {ROWS[1][1]}  {ROWS[1][2]}"]
+    assert list(tables.columns(ROWS)) == ["no  name                           why", f"1   {ROWS[1][1]}  {ROWS[1][2]}"]
 
 
 def test_columns_give_way_to_what_tells_most():
-    lines = list(plain.columns(ROWS, width=50, give={1: TAIL, 2: HEAD}))
+    lines = list(tables.columns(ROWS, width=50, give={1: TAIL, 2: HEAD}))
     assert max(map(len, lines)) == 50
     assert lines[1].startswith("1   …")
     assert "down_proj  it computes " in lines[1]
@@ -26,14 +26,14 @@ def test_columns_give_way_to_what_tells_most():
 def test_columns_that_can_be_spared_go_in_their_order():
     rows, gone = fitted([["name", "1" * 20, "2" * 20]], 30, drop=(2, 1))
     assert (rows, gone) == ([["name", "1" * 20, "2" * 20]], {2})
-    assert list(plain.columns([["name", "1" * 20, "2" * 20]], width=30, drop=(2, 1))) == ["name  " + "1" * 20]
+    assert list(tables.columns([["name", "1" * 20, "2" * 20]], width=30, drop=(2, 1))) == ["name  " + "1" * 20]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 60)] * 3), min_size=1, max_size=5), st.integers(52, 120))
 def test_any_table_fits(lengths, width):
     """Three columns that give way to 16 characters each need 52."""
     rows = [["a" * length for length in row] for row in lengths]
-    assert all(len(line) <= width for line in plain.columns(rows, width=width, give=dict.fromkeys(range(3), HEAD)))
+    assert all(len(line) <= width for line in tables.columns(rows, width=width, give=dict.fromkeys(range(3), HEAD)))
     whole, _ = fitted(rows, None)
     assert whole == rows
 
@@ -47,7 +47,7 @@ def test_what_is_cut_says_so(text, width, keep):
 
 @given(st.lists(st.text("ab ", max_size=80), max_size=4).map("\n".join), st.integers(20, 60))
 def test_folding_loses_no_word(text, width):
-    assert plain.folded(text, width, 19).split() == text.split()
+    assert tables.folded(text, width, 19).split() == text.split()
 
 
 def test_an_answer_is_as_wide_as_the_terminal():
@@ -61,16 +61,16 @@ def test_an_answer_is_as_wide_as_the_terminal():
 
 
 def test_a_run_leaves_figures_out_before_names():
-    lines = list(show.text(net(), show.Choice(), width=110))
+    lines = list(run.text(net(), run.Choice(), width=110))
     tensor = next(line for line in lines if "param.weight" in line)
     assert len(tensor) <= 110
     assert ("min" in tensor, "max" in tensor, "norm" in tensor, "nan 0" in tensor) == (True, True, False, True)
-    assert "norm" in next(line for line in show.text(net(), show.Choice()) if "param.weight" in line)
+    assert "norm" in next(line for line in run.text(net(), run.Choice()) if "param.weight" in line)
 
 
 def test_a_list_of_operators_is_capped_in_a_table_and_whole_in_csv():
-    from whence.api.operators import signatures
     from whence.records import Call, MemoryRun, Ref
+    from whence.workflows.operator_tests.operators import signatures
 
     made = net()
     places = [f"model.layers.{i}.self_attention.projection" for i in range(9)]

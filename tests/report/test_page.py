@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from by_hand_page import OPERATORS, page
 
-from whence.pages import Page
 from whence.report.html import page_html
+from whence.results.page import Page
 
 EVIL = "</script><script>window.hacked = 1</script><!-- <script> \u2028 & \"x\" 'y' <img src=x onerror=alert(1)>"
 

@@ -9,8 +9,8 @@ import pytest
 
 from whence import api
 from whence.errors import MissingDependency, OutputExists
-from whence.pages import Page, PageCall, PageDetail, PageHeatmap, PageSide
 from whence.results import VERDICTS, Comparison, Coverage, Finding, Plan
+from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need whence[plots]")
 

@@ -11,8 +11,9 @@ import pytest
 
 from whence.errors import UsageError
 from whence.records import Call, External, Increment, Kept, MemoryRun, Note, Program, Record, Ref, RunInfo, Statistics, Step
-from whence.report import plain, show
-from whence.report.show import Choice
+from whence.report import run as show
+from whence.report import tables
+from whence.report.run import Choice
 
 EVERYTHING = Choice()
 
@@ -395,12 +396,12 @@ def test_corners_of_a_large_array():
 
 
 def test_small_words():
-    assert plain.size(0) == "0 B"
-    assert plain.size(412_000_000) == "412 MB"
-    assert plain.size(1_250_000_000) == "1.25 GB"
-    assert plain.size(5e15) == "5e+03 TB"
-    assert plain.count(1204, "call") == "1 204 calls"
-    assert plain.count(1, "call") == "1 call"
-    assert plain.number(None) == "-"
-    assert plain.cell("-1+2") == "'-1+2"
-    assert plain.clean("a\x1bb") == "a\\x1bb"
+    assert tables.size(0) == "0 B"
+    assert tables.size(412_000_000) == "412 MB"
+    assert tables.size(1_250_000_000) == "1.25 GB"
+    assert tables.size(5e15) == "5e+03 TB"
+    assert tables.count(1204, "call") == "1 204 calls"
+    assert tables.count(1, "call") == "1 call"
+    assert tables.number(None) == "-"
+    assert tables.cell("-1+2") == "'-1+2"
+    assert tables.clean("a\x1bb") == "a\\x1bb"

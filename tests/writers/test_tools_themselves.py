@@ -11,7 +11,7 @@ import pytest
 import whence
 from handmade import net
 from whence import dtypes, report, writers
-from whence.writers.parts import bits
+from whence.writers.support import encodings
 from writers import every_kind
 
 RUN = every_kind.run()
@@ -66,7 +66,7 @@ def test_h5py_lists_the_order_of_execution_and_plain_types(tmp_path):
             dataset, expected = file["2"][f"every.dtype.Zoo.0.forward_{ref.slot}"], RUN.array(ref.record)
             assert dataset.attrs["dtype"] == f"torch.{dtypes.of(expected).name}"
             assert dataset[()].tobytes() == expected.tobytes() and dataset.shape == expected.shape
-            assert dataset.dtype == (expected.dtype if bits.has_numpy_type(expected) else np.dtype(f"u{expected.itemsize}"))
+            assert dataset.dtype == (expected.dtype if encodings.has_numpy_type(expected) else np.dtype(f"u{expected.itemsize}"))
 
 
 @pytest.mark.torch
@@ -75,7 +75,7 @@ def test_torch_loads_every_dtype_and_shape(tmp_path):
     for shape in ((3, 5), (), (0, 3), (1,), (2, 1, 3)):
         for kind in dtypes.DTYPES.values():
             raw = np.random.default_rng(0).integers(0, 2 if kind.name == "bool" else 256, int(np.prod(shape)) * kind.itemsize, np.uint8)
-            bits.write_torch(tmp_path / "x.pt", raw.view(kind.numpy).reshape(shape))
+            encodings.write_torch(tmp_path / "x.pt", raw.view(kind.numpy).reshape(shape))
             for mapped in (False, True):
                 found = torch.load(tmp_path / "x.pt", weights_only=True, mmap=mapped)
                 assert (str(found.dtype), tuple(found.shape), found.stride()) == (f"torch.{kind.name}", shape, torch.empty(shape).stride())
@@ -146,7 +146,7 @@ def test_there_is_a_writer_of_each_format_that_others_announce_too(monkeypatch):
             return writers.npy_like
 
     monkeypatch.setattr(writers, "npy_like", writers.named("npy"), raising=False)
-    monkeypatch.setattr("whence.writers.found._added", lambda: {"mine": Point()})
+    monkeypatch.setattr("whence.writers.registry._added", lambda: {"mine": Point()})
     writers.known.cache_clear()
     try:
         assert writers.known()[-1] == "mine"

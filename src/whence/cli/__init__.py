@@ -160,9 +160,9 @@ def _unexpected(err: Exception, arguments: list[str], debug: bool) -> int:
     if debug:
         _trace()
     if isinstance(err, ModuleNotFoundError):
-        from whence import frameworks
+        from whence import extras
 
-        known = frameworks.of_import(err, f"whence {' '.join(arguments[:1])}")
+        known = extras.of_import(err, f"whence {' '.join(arguments[:1])}")
         if known is not None:
             _tell(f"whence: {known}")
             return known.exit_code
@@ -195,9 +195,9 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _tell(text: str) -> None:
-    from whence.report import plain
+    from whence.report import tables
 
     try:
-        click.echo("\n".join(plain.clean(line) for line in text.split("\n")), err=True)
+        click.echo("\n".join(tables.clean(line) for line in text.split("\n")), err=True)
     except OSError:
         return

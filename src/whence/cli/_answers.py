@@ -67,19 +67,19 @@ def put(text: str) -> None:
 def kept(result: Comparison, output: str | None = None) -> None:
     """Keep a comparison for the commands that are given none. That it cannot be kept is a line on stderr, no failure."""
     from whence import api
-    from whence.report import plain
+    from whence.report import tables
 
     if why := api.keep_latest(result, output):
-        click.echo(f"note: not kept for whence report, trace, repro and locate: {plain.clean(why)}; -o CMP keeps it", err=True)
+        click.echo(f"note: not kept for whence report, trace, repro and locate: {tables.clean(why)}; -o CMP keeps it", err=True)
 
 
 def latest() -> Any:
     """The last comparison made in this folder, or the folder it lies in; which one is said on stderr. Raises UnreadableRun."""
     from whence import api
-    from whence.report import plain
+    from whence.report import tables
 
     comparison, words = api.latest()
-    click.echo(f"whence: the last comparison here: {plain.clean(words)}", err=True)
+    click.echo(f"whence: the last comparison here: {tables.clean(words)}", err=True)
     return comparison
 
 

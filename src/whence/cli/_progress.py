@@ -42,10 +42,10 @@ class Progress:
             self._bar = self._task = None
 
     def _set(self, text: str, done: int | None, of: int | None) -> None:
-        from whence.report import plain
+        from whence.report import tables
 
         with self._lock:
-            self._now = plain.clean(text), done, of
+            self._now = tables.clean(text), done, of
             if self._bar is not None:
                 self._draw()
 

@@ -143,7 +143,7 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
     """The last of the comparisons. Those before it are a line on stderr each; each lies in `output` until the next one does."""
     from whence import api, report
     from whence.errors import WhenceError
-    from whence.report.plain import clean, count
+    from whence.report.tables import clean, count
 
     say, close = _progress.teller()
     before = None

@@ -40,7 +40,7 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     import time
 
     from whence import api, report
-    from whence.report.plain import clean
+    from whence.report.tables import clean
 
     click.echo(f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe -o CMP", err=True)
     result = api.compare(golden, target, view="msprobe")

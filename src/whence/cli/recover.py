@@ -14,8 +14,8 @@ import click
 def command(run: str, force: bool) -> int:
     """Words -> `api.recover`."""
     from whence import api
-    from whence.report import plain
+    from whence.report import tables
 
     for line in api.recover(run, force=force) or (f"{run} holds no process folder: nothing to recover",):
-        click.echo(f"whence: {plain.clean(line)}", err=True)
+        click.echo(f"whence: {tables.clean(line)}", err=True)
     return 0

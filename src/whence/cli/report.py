@@ -42,7 +42,7 @@ def command(
 ) -> int:  # fmt: skip
     """Words -> `api.report_html`, `api.plots`, `api.load_comparison` -> report -> exit code."""
     from whence import api
-    from whence.report import plain
+    from whence.report import tables
 
     _answers.check(form, annotations, junit, force)
     taken = _answers.latest() if comparison is None else comparison
@@ -59,11 +59,11 @@ def command(
     lines = []
     try:
         if plots is not None:
-            files = api.plots(taken, plots, tell=lambda text: click.echo(f"note: {plain.clean(text)}", err=True), **how)
-            lines.append(f"written to {plain.clean(plots)}: {plain.count(len(files), 'file')}")
+            files = api.plots(taken, plots, tell=lambda text: click.echo(f"note: {tables.clean(text)}", err=True), **how)
+            lines.append(f"written to {tables.clean(plots)}: {tables.count(len(files), 'file')}")
         if output is not None:
             written = api.report_html(taken, output, tokens=tokens, **how)
-            lines.append(f"written to {plain.clean(written)}: {plain.size(written.stat().st_size)}")
+            lines.append(f"written to {tables.clean(written)}: {tables.size(written.stat().st_size)}")
     finally:
         close()
     for line in lines:

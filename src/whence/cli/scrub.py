@@ -19,8 +19,8 @@ import click
 def command(run: str, names: tuple[str, ...], force: bool) -> int:
     """Words -> `api.scrub`."""
     from whence import api
-    from whence.report import plain
+    from whence.report import tables
 
     records, nbytes = api.scrub(run, names, force=force)
-    click.echo(f"whence: {run}: elements of {plain.count(records, 'tensor')} removed, {plain.size(nbytes)} smaller", err=True)
+    click.echo(f"whence: {run}: elements of {tables.count(records, 'tensor')} removed, {tables.size(nbytes)} smaller", err=True)
     return 0

@@ -24,7 +24,7 @@ from whence.cli._answers import width
 
 if TYPE_CHECKING:
     from whence.records import Run
-    from whence.report.show import Choice
+    from whence.report.run import Choice
 
 LIMIT = 2000
 
@@ -60,7 +60,7 @@ def command(
     if name and form in ("csv", "table"):
         raise click.UsageError(f"one tensor is text or json; for --format {form} choose calls with --name {name}")
     from whence import api
-    from whence.report.show import Choice
+    from whence.report.run import Choice
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
     run = api.open_to_show(run_path, every=not name)
@@ -75,7 +75,7 @@ def command(
 
 
 def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, limit: int | None, wide: int | None) -> Iterator[str]:
-    from whence.report import show
+    from whence.report import run as show
 
     if name:
         return show.one_json(run, name, choice) if form == "json" else show.one(run, name, choice)

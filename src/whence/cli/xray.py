@@ -55,6 +55,7 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
     Exit code: 0 the same, 1 different, 2 undecided.
     """
     from whence import api, report
+    from whence.report.tables import clean
 
     if golden is not None and golden not in (bench, target):
         raise click.UsageError(f"--golden {golden}: {bench} or {target}")
@@ -65,7 +66,7 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
     _answers.put(report.answer(result))
     _answers.all_of(lambda: _files.write(Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force))
-    click.echo(f"written to {report.plain.clean(output)}")
+    click.echo(f"written to {clean(output)}")
     return _CODES[result.status]
 
 
@@ -114,6 +115,6 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
 
 def _same_as(line: str) -> None:
     """Say which command of whence does the same."""
-    from whence.report.plain import clean
+    from whence.report.tables import clean
 
     click.echo(f"whence: the same as  {clean(line)}", err=True)

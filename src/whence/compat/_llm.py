@@ -72,8 +72,8 @@ class DumpConfig:
 
 def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any) -> None:
     """Dump what `model` computes, from here to the end of the process."""
-    from whence.api.dumping import Dump
     from whence.errors import UsageError
+    from whence.workflows.capture.dump import Dump
 
     without("register_hook", others, {})
     if not isinstance(config, DumpConfig):
@@ -107,7 +107,7 @@ def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None
 
     The guides of ait say `<dump_path>/<device>_<process>`, those of msit `<dump_path>/msit_dump_<time>/torch_tensors/<device>_<process>`.
     """
-    from whence.api.dumping import opened
+    from whence.workflows.capture.dump import opened
 
     parent = dump_path
     if not tool.startswith("ait"):
@@ -143,7 +143,7 @@ def registering(tool: str) -> Callable[..., None]:
 
 def seed_all(seed: int = 2024, mode: bool = False) -> None:
     """Seed Python, numpy and torch. mode: deterministic kernels too."""
-    from whence.api.dumping import determine
+    from whence.workflows.capture.dump import determine
 
     same_as("seed_all", f"whence run --seed {seed}{' --deterministic' if mode else ''} -o RUN -- CMD")
     determine(seed, mode)

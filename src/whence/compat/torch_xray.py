@@ -20,7 +20,7 @@ from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
 
 if TYPE_CHECKING:
-    from whence.api.dumping import Dump
+    from whence.workflows.capture.dump import Dump
 
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 
@@ -58,7 +58,7 @@ class PrecisionDebugger(Stepped):
 
     def start(self, model: Any = None) -> None:
         """Take what is called from here on. Called again in one step it does nothing; after calls of the model the next step begins."""
-        from whence.api.dumping import Dump
+        from whence.workflows.capture.dump import Dump
 
         if self._dump is None:
             self._dump = self._of_this_process(model)
@@ -74,8 +74,8 @@ class PrecisionDebugger(Stepped):
 
     def _of_this_process(self, model: Any) -> Dump | None:
         """The dump that an earlier debugger of this process began in the same folder. Raises UsageError where it is of another model."""
-        from whence.api.dumping import opened
         from whence.errors import UsageError
+        from whence.workflows.capture.dump import opened
 
         found = opened(self._path)
         wanted = self._model if model is None else model

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whence import configs
+from whence import config_files
 from whence.errors import UsageError
 
 KINDS = ("quantisation", "tf32", "fast-gelu", "fused-rounding", "skip-masked-rows", "tolerance")
@@ -166,8 +166,8 @@ def load(path: str | os.PathLike[str]) -> Policy:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"policy {place} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        data = configs.toml_value(text) if suffix == ".toml" else configs.yaml_value(text)
-    except configs.NotConfig as error:
+        data = config_files.toml_value(text) if suffix == ".toml" else config_files.yaml_value(text)
+    except config_files.NotConfig as error:
         raise UsageError(f"policy {place}: {error}") from error
     return parse(data, path=str(place))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from whence.judge.growth import Growth
+from whence.judge.error_growth import Growth
 from whence.judge.limits import LIMITS, Limits
 from whence.results import Verdict
 

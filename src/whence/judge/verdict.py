@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from whence.judge import words
-from whence.judge.growth import Error, Growth, grow
+from whence.judge import sentences
+from whence.judge.error_growth import Error, Growth, grow
 from whence.judge.limits import LIMITS, U32, Limits
-from whence.judge.local import Local
 from whence.judge.parameters import ParameterDifference
+from whence.judge.replay_error import Local
 from whence.results import Verdict
 
 
@@ -108,7 +108,7 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
             sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} times beyond the rounding of its own "
             "operators, run again on its own inputs; the target agrees with them",
         )  # fmt: skip
-    said = words.of_local(worst)
+    said = sentences.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
     if tied := sum(choice.tied for choice in worst.choices):
@@ -143,7 +143,7 @@ def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, flo
     if numbers is None:
         numbers = _of_growth(growth)
     why = f"; no replay: {note}" if note else ""
-    sentence = words.of_growth(growth) + why
+    sentence = sentences.of_growth(growth) + why
     if growth.verdict == "identical":
         return Verdict(pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal")
     if growth.verdict == "introduced":

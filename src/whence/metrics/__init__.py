@@ -6,26 +6,10 @@ read them (`agreement`, `distance`, `similarity`, ...). METRICS lists them all; 
 
 from __future__ import annotations
 
-from whence.metrics.closely import Closely, Heat, closely
 from whence.metrics.custom import Custom, installed
+from whence.metrics.error_profile import Closely, Heat, closely
 from whence.metrics.histogram import edges as histogram_edges
+from whence.metrics.measure import METRICS, TIERS, measure, measure_many
 from whence.metrics.metric import Metric
-from whence.metrics.pairs import METRICS, TIERS, measure, measure_many
-from whence.metrics.views import FORMULAS as VIEWS
-from whence.metrics.views import Figures
 
-__all__ = [
-    "METRICS",
-    "TIERS",
-    "VIEWS",
-    "Closely",
-    "Custom",
-    "Figures",
-    "Heat",
-    "Metric",
-    "closely",
-    "histogram_edges",
-    "installed",
-    "measure",
-    "measure_many",
-]
+__all__ = ["METRICS", "TIERS", "Closely", "Custom", "Heat", "Metric", "closely", "histogram_edges", "installed", "measure", "measure_many"]

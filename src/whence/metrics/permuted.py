@@ -8,7 +8,7 @@ from whence import _kernels, dtypes
 from whence.dtypes import Array
 from whence.metrics.accumulators import Accumulators, F, I
 from whence.metrics.metric import Metric
-from whence.metrics.plain import CHUNK, flat
+from whence.metrics.numpy_pass import CHUNK, flat
 
 _CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
 

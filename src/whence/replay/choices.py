@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from whence.arrays.torch import NAMES
-from whence.replay import operators
-from whence.replay.operators import CHOOSES
+from whence.frameworks.torch_arrays import NAMES
+from whence.replay import allowed_operators
+from whence.replay.allowed_operators import CHOOSES
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -87,9 +87,9 @@ class Choices:
         found = self.shown.get(tuple(operand["op"]))
         if found is None:
             return
-        if base in _HANDS_ON or operation.name == operators.CAST:
+        if base in _HANDS_ON or operation.name == allowed_operators.CAST:
             self.shown[place, 0] = found
-        elif base in operators.VIEWS:
+        elif base in allowed_operators.VIEWS:
             made = again(found[1], *args[1:])
             if isinstance(made, torch.Tensor):
                 self.shown[place, 0] = found[0], made

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from whence.replay.operators import words
+from whence.replay.allowed_operators import words
 
 Named = dict[str, Any]
 

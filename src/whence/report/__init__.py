@@ -1,23 +1,23 @@
 """A Comparison -> text, csv, json; computes nothing."""
 
-from whence.report.converting import converted
-from whence.report.disparity import disparity
-from whence.report.doctoring import checkup
+from whence.report.answer import answer, headline, written_to
+from whence.report.assertion import disparity
+from whence.report.convert import converted
+from whence.report.doctor import checkup
 from whence.report.files import everything_json, summary, summary_data, table_csv
 from whence.report.generation import generation_csv
 from whence.report.github import github_annotations
 from whence.report.junit import junit_xml
 from whence.report.labels import labels_answer, labels_csv, labels_written_to
-from whence.report.laddering import rungs
-from whence.report.locating import location
+from whence.report.ladder import rungs
+from whence.report.locate import location
 from whence.report.markdown import markdown
+from whence.report.operator_diff import tested_csv, tested_text, written
 from whence.report.operators import operators
-from whence.report.planning import plan_json, plan_map, plan_text
-from whence.report.reproducing import reproduction
-from whence.report.tested import tested_csv, tested_text, written
-from whence.report.text import answer, headline, written_to
+from whence.report.origin import origin_json, origin_text
+from whence.report.plan import plan_json, plan_map, plan_text
+from whence.report.repro import reproduction
 from whence.report.tokens import tokens_csv, tokens_json, tokens_text
-from whence.report.tracing import origin_json, origin_text
 from whence.report.views import names as views
 from whence.report.views import view_csv
 from whence.report.weights import weights_map

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from whence.report.plain import cell
+from whence.report.tables import cell
 from whence.results import Comparison
 
 _FIXED = ("verdict", "name", "op_type", "step", "rank", "occurrence", "reference_slot", "target_slot", "reference_dtype", "target_dtype",

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from whence.report.plain import clean, count
+from whence.report.tables import clean, count
 from whence.results import Comparison, Generation, Prompted, Token
 
 _MOST_PROMPTS = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whence.report.plain import AT_LINE, clean, from_here
-from whence.report.text import CAUSES, headline
+from whence.report.answer import CAUSES, headline
+from whence.report.tables import AT_LINE, clean, from_here
 from whence.results import Comparison, Finding
 
 _MOST = 10  # of one kind that a step shows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from xml.etree import ElementTree
 
-from whence.report.by_call import cases
-from whence.report.plain import clean
-from whence.report.text import answer, headline
+from whence.report.answer import answer, headline
+from whence.report.cases import cases
+from whence.report.tables import clean
 from whence.results import Comparison
 
 _OUTCOMES = {"same": "passed", "different": "failed", "undecided": "skipped"}

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 
-from whence.report.text import answer, written_to
+from whence.report.answer import answer, written_to
 from whence.report.views.aclcmp import COLUMNS
 from whence.report.views.cells import either, guarded
 from whence.results import Comparison, ViewRow

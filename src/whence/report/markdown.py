@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from whence.report.plain import AT_LINE, clean, count
-from whence.report.text import CAUSES, answer, headline
+from whence.report.answer import CAUSES, answer, headline
+from whence.report.tables import AT_LINE, clean, count
 from whence.results import Comparison, Finding
 
 _MOST = 20

@@ -7,11 +7,11 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from whence.report import show
+from whence.report import run as show
+from whence.report.answer import CAUSES, answer, headline
 from whence.report.markdown import code, fenced, table, words
 from whence.report.markdown import markdown as whole
-from whence.report.plain import clean, count
-from whence.report.text import CAUSES, answer, headline
+from whence.report.tables import clean, count
 from whence.results import Comparison, Finding
 
 _FINDINGS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whence.report.plain import clean, count
+from whence.report.tables import clean, count
 from whence.results import Comparison, Counted, Occurrence
 
 _MOST = 4

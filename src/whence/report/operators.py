@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from whence.report import plain
+from whence.report import tables
 from whence.report.fitting import HEAD, TAIL, shortened
 
 WHERE = 3
@@ -45,20 +45,20 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
         for group in members:
             for scope, n in group.scopes.items():
                 scopes[scope] = scopes.get(scope, 0) + n
-        several = plain.count(len(members), "signature")
-        rows.append((plain.clean(name), plain.count(count), _time(seconds), _share(seconds, total), several, "", "", "", _where(scopes)))
+        several = tables.count(len(members), "signature")
+        rows.append((tables.clean(name), tables.count(count), _time(seconds), _share(seconds, total), several, "", "", "", _where(scopes)))
         rows += [
             (
-                "", plain.count(g.count), _time(g.seconds), _share(g.seconds, total), _tensors(g.inputs), _tensors(g.outputs),
-                _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]), plain.clean(_arguments(g.arguments)), _where(g.scopes),
+                "", tables.count(g.count), _time(g.seconds), _share(g.seconds, total), _tensors(g.inputs), _tensors(g.outputs),
+                _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]), tables.clean(_arguments(g.arguments)), _where(g.scopes),
             )
             for g in members
         ]  # fmt: skip
     capped = [[shortened(cell, CAP) if at in _CAPPED else cell for at, cell in enumerate(row)] for row in rows]
     give = {0: TAIL, 4: HEAD, 5: HEAD, 7: HEAD, 8: TAIL}
-    yield from plain.columns(capped, right=(1, 2, 3), width=width, give=give, drop=(7, 3, 6, 5))
-    calls = plain.count(sum(g.count for g in groups), "call")
-    yield f"{plain.count(len(by_name), 'operator')}, {plain.count(len(groups), 'signature')}, {calls}, {_time(total)}"
+    yield from tables.columns(capped, right=(1, 2, 3), width=width, give=give, drop=(7, 3, 6, 5))
+    calls = tables.count(sum(g.count for g in groups), "call")
+    yield f"{tables.count(len(by_name), 'operator')}, {tables.count(len(groups), 'signature')}, {calls}, {_time(total)}"
 
 
 def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
@@ -69,9 +69,9 @@ def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
         low, high, nan, inf = _merged([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges])
         yield _line(
             [
-                plain.cell(g.op), g.count, f"{g.seconds:.9f}", f"{g.seconds / total:.6f}" if total else "", _tensors(g.inputs),
+                tables.cell(g.op), g.count, f"{g.seconds:.9f}", f"{g.seconds / total:.6f}" if total else "", _tensors(g.inputs),
                 _tensors(g.outputs), "" if low is None else repr(low), "" if high is None else repr(high), nan, inf,
-                plain.cell(_arguments(g.arguments)), plain.cell(_counted(g.phases)), plain.cell(_counted(g.scopes)), plain.cell(g.source),
+                tables.cell(_arguments(g.arguments)), tables.cell(_counted(g.phases)), tables.cell(_counted(g.scopes)), tables.cell(g.source),
             ]
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _tensors(tensors: Sequence[Any]) -> str:
 
 
 def _extents(numbers: Sequence[int]) -> str:
-    return plain.shape(numbers).replace(", ", ",")
+    return tables.shape(numbers).replace(", ", ",")
 
 
 def _arguments(arguments: dict[str, Any]) -> str:
@@ -128,7 +128,7 @@ def _range(ranges: Sequence[Any]) -> str:
 
 def _where(scopes: dict[str, int]) -> str:
     names = sorted(scopes, key=lambda s: -scopes[s])
-    shown = ", ".join(plain.clean(n or "(root)") for n in names[:WHERE])
+    shown = ", ".join(tables.clean(n or "(root)") for n in names[:WHERE])
     return shown + (f" and {len(names) - WHERE} more" if len(names) > WHERE else "")
 
 

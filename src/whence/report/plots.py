@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence import dtypes
 from whence.errors import MissingDependency
-from whence.pages import Page, PageCall, PageDetail
+from whence.report.answer import headline
 from whence.report.fitting import HEAD, TAIL, shortened
-from whence.report.plain import clean, count
-from whence.report.text import headline
+from whence.report.tables import clean, count
+from whence.results.page import Page, PageCall, PageDetail
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from whence.report.plain import clean, count
+from whence.report.tables import clean, count
 from whence.results import FacedWeight, WeightMap
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 
 from whence.records import Call, Record, Run
-from whence.report.plain import cell, clean
+from whence.report.tables import cell, clean
 from whence.report.views.torch_xray import dataset
 
 COLUMNS = ("Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std")

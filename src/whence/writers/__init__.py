@@ -8,7 +8,7 @@ which fills `destination` (that is not there yet) and says what the format could
 path as it is. `parts` holds what several formats share.
 """
 
-from whence.writers.found import Writer, known, named
-from whence.writers.parts.writing import Tell, Writing, Written, moved, silent
+from whence.writers.registry import Writer, known, named
+from whence.writers.support.job import Tell, Writing, Written, moved, silent
 
 __all__ = ["Tell", "Writer", "Writing", "Written", "known", "moved", "named", "silent"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.parts import atb_file
+from whence.readers.ascend import atb_file
 
 CODES = {0: np.float32, 1: np.float16, 2: np.int8, 3: np.int32, 9: np.int64, 12: np.bool_, 16: np.complex64, 27: ml_dtypes.bfloat16}
 

@@ -1,6 +1,6 @@
 """Operators in the order of their data flow."""
 
-from whence.readers.parts.flow_order import ordered
+from whence.readers.assembly.call_order import ordered
 
 
 def test_producers_come_before_readers_and_equals_as_given():

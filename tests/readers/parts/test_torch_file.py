@@ -11,8 +11,8 @@ import pytest
 
 from readers import hostile
 from whence.errors import ElementsMissing, UnreadableRun, WhenceError
-from whence.readers.parts import torch_file
-from whence.readers.parts.torch_file import TorchTensor, Unknown
+from whence.readers.encodings import torch_file
+from whence.readers.encodings.torch_file import TorchTensor, Unknown
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from whence.align.calls import order
-from whence.align.calls.pairing import ORDER, Pairing
-from whence.align.calls.sites import Sites
+from whence.align.call_sites import Sites
+from whence.align.calls import sequence_alignment
+from whence.align.calls.site_pairing import ORDER, Pairing
 
 
 def counted(at: Pairing) -> None:
@@ -47,7 +47,7 @@ def _sequence(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
     for other in theirs:
         if other in at.back:
             at.part(at.back[other])
-    found = order.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
+    found = sequence_alignment.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
     for i, j, _ in found.pairs:
         a, b = at.left.keys[mine[i]], at.right.keys[theirs[j]]
         moved = "" if a.occurrence == b.occurrence else f"call {a.occurrence} of its name against call {b.occurrence}"

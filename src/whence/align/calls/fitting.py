@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from whence import dtypes
-from whence.align.calls.slots import face
+from whence.align.calls.tensor_slots import face
 from whence.records import Call, Record, Ref, Run
 from whence.results import SlotPair
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whence.align.calls.sites import selected
-from whence.align.names import family
+from whence.align.call_sites import selected
+from whence.align.module_names import family
 from whence.errors import UsageError
 from whence.records import Call, Run
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whence.align.calls import order
-from whence.align.calls.pairing import Pairing
-from whence.align.names import likeness, normal_scope
+from whence.align.calls import sequence_alignment
+from whence.align.calls.site_pairing import Pairing
+from whence.align.module_names import likeness, normal_scope
 from whence.records import Run
 from whence.results import Nearest, Plan
 
@@ -35,13 +35,13 @@ def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> t
     paths = [normal_scope(at.right.keys[o].scope).split(".") for o in free]
     out: list[Nearest] = []
     for site in list(dict.fromkeys(at.left.site_of[c] for c in wanted))[:_MOST]:
-        table = order.scores([at.ours[site]], across, at.word)[0]
+        table = sequence_alignment.scores([at.ours[site]], across, at.word)[0]
         mine = normal_scope(at.left.keys[site].scope).split(".")
         near = [int(k) for k in np.argsort(-table, kind="stable")[:_CLOSER]]
         total = np.full(len(free), -np.inf)
         total[near] = [table[k] + _PATH * _alike(mine, paths[k]) for k in near]
         best = int(total.argmax())
-        if total[best] < order.LEAST:
+        if total[best] < sequence_alignment.LEAST:
             continue
         words = [at.why(site, free[best])]
         if sum(total >= total[best] - 1e-9) > 1:

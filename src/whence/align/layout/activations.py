@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from whence import dtypes
-from whence.align import expressions as ex
-from whence.align.layout import channels
+from whence.align import dims as ex
+from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, turned
+from whence.align.layout.consumers import used_so
 from whence.align.layout.devices import in_memory
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
-from whence.align.layout.laying import Face, Family, Laying
-from whence.align.layout.usage import used_so
-from whence.align.matching import spread
+from whence.align.layout.layout_state import Face, Family, Laying
+from whence.align.plan_editor import spread
 from whence.records import MEMORY_ORDER
 
 
@@ -100,7 +100,7 @@ def _beside(at: Laying, face: Face, call: int) -> list[ex.Node]:
             heads = order.reshape(-1, n) - np.arange(0, len(order), n)[:, None]
             order = heads[0] if (heads == heads[0]).all() else order
         if len(order) == n and sorted(order.tolist()) == list(range(n)):
-            nodes.append(channels.taken(X, shape, -1, order))
+            nodes.append(permutations.taken(X, shape, -1, order))
     return nodes
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whence.align import expressions as ex
+from whence.align import dims as ex
 from whence.align.layout.distances import CLOSE, typical_distance
 from whence.dtypes import Array
 

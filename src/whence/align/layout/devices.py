@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whence.align import expressions as ex
+from whence.align import dims as ex
 from whence.align.layout.axes import Shape, X
 
 _BLOCKS = (16, 8, 4)  # channels in one

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whence.align import expressions as ex
-from whence.align.layout import channels
-from whence.align.matching import MOST_PARTS, Matching, distinct, identifier, short
-from whence.align.names import starred
+from whence.align import dims as ex
+from whence.align.layout import permutations
+from whence.align.module_names import starred
+from whence.align.plan_editor import MOST_PARTS, Matching, distinct, identifier, short
 from whence.results import SlotPair
 
 
@@ -59,7 +59,7 @@ def _run_of_kids(at: Matching, record: int, kids: Sequence[int]) -> tuple[int, i
             parts = [at.array("target", w) for w in weights[first : first + count]]
             joined = [p for p in parts if p is not None and p.shape[1] == whole.shape[1]]
             if len(joined) == count and sum(map(len, joined)) == len(whole):
-                found = channels.located(whole, np.concatenate(joined))
+                found = permutations.located(whole, np.concatenate(joined))
                 if found is not None and (found[found >= 0] == np.flatnonzero(found >= 0)).all():
                     return first, first + count
     return None

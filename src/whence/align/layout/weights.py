@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whence.align import expressions as ex
-from whence.align.layout import channels
+from whence.align import dims as ex
+from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, orders, ways
+from whence.align.layout.consumers import follows, outputs_agree
 from whence.align.layout.distances import resembles
-from whence.align.layout.laying import Face, Family, Laying
-from whence.align.layout.usage import follows, outputs_agree
-from whence.align.matching import READ, spread
-from whence.align.names import starred
+from whence.align.layout.layout_state import Face, Family, Laying
+from whence.align.module_names import starred
+from whence.align.plan_editor import READ, spread
 from whence.dtypes import Array
 
 
@@ -53,10 +53,10 @@ def lies(reference: Array, target: Array) -> Order | None:
             continue
         for kind, axis in (("rows", 0), ("columns", 1)):
             a, b = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (reference, source))
-            found = channels.located(a, b)
-            order = channels.completed(found, len(b)) if found is not None else None
+            found = permutations.located(a, b)
+            order = permutations.completed(found, len(b)) if found is not None else None
             if order is not None and sorted(order.tolist()) == list(range(len(order))):
-                return Order(kind, channels.taken(base, source.shape, axis, order), tuple(order.tolist()))
+                return Order(kind, permutations.taken(base, source.shape, axis, order), tuple(order.tolist()))
     return None
 
 
@@ -157,16 +157,16 @@ def _order(at: Laying, found: dict[Face, Order], family: Family) -> None:
                 own = (s.reference_record, s.target_record)
                 a, b = at.records(own)
                 if kind == "param" and order.kind == "rows" and a.shape == b.shape == (len(places),):
-                    at.decided[own] = channels.taken(X, b.shape, 0, places), "as the rows of the weight"
+                    at.decided[own] = permutations.taken(X, b.shape, 0, places), "as the rows of the weight"
                 elif kind == ("output" if order.kind == "rows" else "input") and b.shape:
                     _channels(at, own, places, axis=-1 if len(at.records(face)[0].shape) == 2 else 1)
 
 
-def _channels(at: Laying, face: Face, places: channels.Order, axis: int) -> None:
+def _channels(at: Laying, face: Face, places: permutations.Order, axis: int) -> None:
     """The channels of an input or output lie as the rows or columns of the weight do."""
     a, b = at.records(face)
     if len(b.shape) < 2 - (axis == -1) or b.shape[axis] != len(places):
         return
-    node = next(orders(b.shape, a.shape, channels.taken(X, b.shape, axis, places)), None)
+    node = next(orders(b.shape, a.shape, permutations.taken(X, b.shape, axis, places)), None)
     if node is not None:
         at.decided[face] = node, "as the rows of the weight" if axis else ""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from whence.pages import Page
 from whence.report.html.payload import payload
+from whence.results.page import Page
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (

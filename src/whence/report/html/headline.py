@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from whence.pages import Page
+from whence.report.answer import CAUSES, rests_on, same_words
 from whence.report.generation import UNSEEN_IN_LOGITS
-from whence.report.plain import clean, count
-from whence.report.text import CAUSES, rests_on, same_words
+from whence.report.tables import clean, count
 from whence.results import Comparison, Finding
+from whence.results.page import Page
 
 _WORDS = {"same": "Same", "different": "Different", "undecided": "Undecided"}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from whence.pages import Page, PageCall, PageDetail
 from whence.report.files import summary_data
 from whence.report.html.headline import headline
 from whence.report.html.steps import commands
-from whence.report.plain import clean
+from whence.report.tables import clean
 from whence.results import Generation, Row
+from whence.results.page import Page, PageCall, PageDetail
 
 _WORDY = 20_000  # calls; beyond, the sentence of a call that is like its neighbours is left out
 _QUIET = ("identical", "noise", "inherited")

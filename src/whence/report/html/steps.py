@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from whence.pages import Page
+from whence.results.page import Page
 
 
 def commands(page: Page) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from whence.report.plain import cell
+from whence.report.tables import cell
 from whence.results import Shown, ViewRow
 
 Cell = str | float | int | None

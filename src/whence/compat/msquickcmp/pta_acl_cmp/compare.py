@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 import whence
-from whence.api.labelling import _take, _takers, new_id
 from whence.compat._said import same_as
+from whence.workflows.capture.labels import _take, _takers, new_id
 
 __all__ = ["gen_id", "set_label", "set_task_id"]
 

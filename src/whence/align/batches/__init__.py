@@ -1,0 +1,1 @@
+"""Brings batches, padding and decode steps to sequences that can be compared."""

@@ -1,0 +1,186 @@
+"""Padding: nested tensors written out with it, and what fused code leaves in it taken out of the comparison."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whence.align.batches.sequences import Fed, fed
+from whence.align.call_sites import step_of
+from whence.align.derived_run import Derived, Making
+from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Record, Ref, Run
+from whence.results import Made, Plan, SlotPair
+
+_PARTED = 100.0  # times the error of what is no padding
+_DIFFERS = 1e-3  # relative error of padding that no rounding makes
+
+WORDS = "padding from the reference"
+Bits = npt.NDArray[np.bool_]
+
+
+def dense(run: Run, other: Run) -> Run:
+    """The run with its nested tensors (all rows behind each other, and their sizes) padded, where the other run has none."""
+    making = Making(run)
+    calls = [_dense(making, call) for call in run.calls]
+    if not making.made or any(_nested(call) for call in other.calls):
+        return run
+    return making.done(calls)
+
+
+def _nested(call: Call) -> dict[str, int]:
+    slots = {r.slot for r in call.refs}
+    return {r.slot[:-6]: r.record for r in call.refs if r.slot.endswith(".sizes") and f"{r.slot[:-6]}.values" in slots}
+
+
+def _dense(making: Making, call: Call) -> Call:
+    sizes = _nested(call)
+    if not sizes:
+        return call
+    refs = []
+    for ref in call.refs:
+        name, _, part = ref.slot.rpartition(".")
+        if name not in sizes or part not in ("values", "sizes"):
+            refs.append(ref)
+        elif part == "values":
+            made = _padded(making, ref.record, sizes[name], _width(making.run, call))
+            refs += [Ref(name, made, ref.edge)] if made is not None else [ref]
+    return msgspec.structs.replace(call, refs=tuple(refs))
+
+
+def _width(run: Run, call: Call) -> tuple[int, int] | None:
+    """(batch, tokens) of the mask that the call's root was given."""
+    while call.parent != -1:
+        call = run.calls[call.parent]
+    masks = (run.records[r.record].shape for r in call.slots("input") if "mask" in r.slot)
+    return next(((s[0], s[1]) for s in masks if len(s) == 2), None)
+
+
+def _padded(making: Making, values: int, sizes: int, width: tuple[int, int] | None) -> int | None:
+    try:
+        shapes = making.run.array(sizes)
+    except ElementsMissing:
+        return None
+    if shapes.ndim != 2 or not shapes.size or shapes.dtype.kind not in "iu" or int(shapes.min()) < 0:
+        return None
+    rows = [tuple(int(n) for n in row) for row in shapes]
+    longest = max(r[0] for r in rows)
+    to = width[1] if width is not None and width[0] == len(rows) and width[1] >= longest else longest
+    ends = [0, *itertools.accumulate(int(np.prod(r)) for r in rows)]
+    names = [f"n{k}" for k in range(shapes.shape[1])]
+    if len({r[1:] for r in rows}) != 1 or ends[-1] != making.record(values).count:
+        return None
+    parts: list[Node] = []
+    for (start, stop), row in zip(itertools.pairwise(ends), rows, strict=True):
+        lengths = tuple(zip(names, row, strict=True))
+        part: Node = Rearrange(Cut(Name("x"), (slice(start, stop),)), f"({' '.join(names)}) -> 1 {' '.join(names)}", lengths)
+        parts.append(Pad(part, 1, to, 0) if row[0] < to else part)
+    return making.add(Cat(tuple(parts), 0), {"x": [values]}, "nested tensor written out with padding")
+
+
+class Filled(Derived):
+    """A run with tensors behind its own that are its own with padding taken from the other run, so that it says nothing.
+
+    padding: by (record of the reference, record of the run), where it is.
+    """
+
+    def __init__(self, base: Run, reference: Run, padding: Mapping[tuple[int, int], Bits]) -> None:
+        first = len(base.records)
+        own = [base.records[mine] for _, mine in padding]
+        # Of their content nothing is known beforehand but shape and dtype.
+        records = [Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(own)]
+        super().__init__(base, [Made(r.id, WORDS, (("x", (one.id,)),)) for r, one in zip(records, own, strict=True)], records)
+        self._reference, self._padding = reference, list(padding.items())
+
+    def _make(self, made: Made) -> Array:
+        (theirs, mine), padding = self._padding[made.record - self._first]
+        array = np.array(self.base.array(mine))
+        array[padding] = self._reference.array(theirs)[padding].astype(array.dtype)
+        array.flags.writeable = False
+        return array
+
+
+def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
+    """(target, plan): where padding alone parts at the outputs of a root, it is left out everywhere below, and the plan says so.
+
+    Both runs were given one mask with padding. Fused attention skips padded rows and leaves zeros; other code computes something there
+    that nobody looks at.
+    """
+    real: dict[tuple[Any, ...], Bits] = {}
+    notes = []
+    for pair in plan.pairs:
+        call = reference.calls[pair.reference]
+        if call.parent != -1 or call.phase != "forward":
+            continue
+        given = fed(reference, [call])
+        found = _real(given[0]) if given else None
+        if found is not None and _parts(reference, target, pair.slots, found):
+            real[step_of(call)] = found
+            share = f"{np.count_nonzero(~found)} of {found.size} positions"
+            notes.append(f"{call.root} step {call.step}: padding ({share}) differs and is left out")
+    if not real:
+        return target, plan
+    padding: dict[tuple[int, int], Bits] = {}
+    places: dict[tuple[int, int], int] = {}
+    pairs = []
+    for pair in plan.pairs:
+        slots = list(pair.slots)
+        there = real.get(step_of(reference.calls[pair.reference]))
+        for at, slot in enumerate(slots):
+            shape = reference.records[slot.reference_record].shape
+            where = _along(there, shape) if there is not None else None
+            key = slot.reference_record, slot.target_record
+            if where is None or slot.reference_slot.startswith("param") or target.records[slot.target_record].shape != shape:
+                continue
+            padding.setdefault(key, ~where)
+            made = len(target.records) + places.setdefault(key, len(places))
+            slots[at] = msgspec.structs.replace(slot, target_record=made, dims=WORDS)
+        pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
+    return Filled(target, reference, padding), msgspec.structs.replace(plan, pairs=tuple(pairs), notes=(*plan.notes, *notes))
+
+
+def _real(given: Fed) -> Bits | None:
+    """Which positions are no padding, (batch, tokens); None where all are real."""
+    if given.flat:
+        return None
+    out = np.zeros(given.shape, np.bool_)
+    for row, (tokens, start, _) in enumerate(given.rows):
+        out[row, start : start + len(tokens)] = True
+    return out if not out.all() else None
+
+
+def _along(real: Bits, shape: tuple[int, ...]) -> Bits | None:
+    """The positions in the first two axes of a tensor, batch first or tokens first; None when these are others."""
+    if len(shape) < 2:
+        return None
+    return real if shape[:2] == real.shape else real.T if shape[:2] == real.shape[::-1] else None
+
+
+def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> bool:
+    """Does padding part where the rest agrees, in some output of the root whose mask both runs were given alike?"""
+    same = [s for s in slots if "mask" in s.reference_slot and reference.records[s.reference_record].shape == real.shape]
+    if not all(reference.records[s.reference_record].hash == target.records[s.target_record].hash for s in same) or not same:
+        return False
+    return any(outside > max(_PARTED * inside, _DIFFERS) for inside, outside in _errors(reference, target, slots, real))
+
+
+def _errors(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> Iterator[tuple[float, float]]:
+    """(relative error of what is real, of padding) of every output of a root."""
+    for slot in slots:
+        shape = reference.records[slot.reference_record].shape
+        where = _along(real, shape)
+        if not slot.reference_slot.startswith("output") or where is None or target.records[slot.target_record].shape != shape:
+            continue
+        try:
+            x, y = reference.array(slot.reference_record).astype(np.float64), target.array(slot.target_record).astype(np.float64)
+        except ElementsMissing:
+            continue
+        inside, outside = (float(np.linalg.norm((x - y)[k])) / (float(np.linalg.norm(x[k])) or 1.0) for k in (where, ~where))
+        yield inside, outside

@@ -1,0 +1,107 @@
+"""One module called several times in a step, more often in one run than in the other: which of its calls is the one too many?
+
+Where the numbers of calls agree, the k-th faces the k-th. Else the neighbours decide: what ran before and after, under which parent,
+with which output.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Hashable
+
+import numpy as np
+
+from whence.align.call_sites import Sites
+from whence.align.calls import sequence_alignment
+from whence.align.calls.site_pairing import EXACT, ORDER, Pairing
+from whence.records import children
+
+Pairs = dict[int, tuple[int, str, str]]
+_NEIGHBOUR = 2.0
+_LONGEST = 2000
+
+
+def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
+    """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns calls that several fit equally."""
+    if not any(key.occurrence for sites in (at.left, at.right) for key in sites.keys):
+        return {}
+    left, right = _repeats(at.left), _repeats(at.right)
+    family_of = {c: k for k, calls in right.items() for c in calls}
+    doubtful: dict[int, tuple[int, ...]] = {}
+    neighbours: tuple[_Neighbours, _Neighbours] | None = None
+    back = {b: a for a, (b, _, _) in pairs.items()}
+    for calls in left.values():
+        across = {family_of[pairs[c][0]] for c in calls if c in pairs}
+        if len(across) != 1 or at.left.site_of[calls[0]] in at.counted:
+            continue
+        others = right[across.pop()]
+        if len(calls) == len(others) or max(len(calls), len(others)) < 2 or max(len(calls), len(others)) > _LONGEST:
+            continue
+        if any(c in back and back[c] not in calls for c in others):
+            continue
+        neighbours = neighbours or (_Neighbours(at.left), _Neighbours(at.right))
+        old = {c: pairs.pop(c) for c in calls if c in pairs}
+        table = _table(calls, others, at, neighbours, pairs)
+        found = sequence_alignment.align(table)
+        for i, j, _ in found.pairs:
+            kept = old.get(calls[i])
+            same = kept is not None and kept[0] == others[j]
+            pairs[calls[i]] = kept if same and kept else (others[j], ORDER, "called more often in one run; neighbours and outputs agree")
+        for i, js in found.doubtful:
+            kept = old.get(calls[i])
+            if kept is not None and kept[1] == EXACT and kept[0] in {others[j] for j in js}:
+                pairs[calls[i]] = kept
+            else:
+                doubtful[calls[i]] = tuple(others[j] for j in js)
+    taken = {b for b, _, _ in pairs.values()}
+    still = {a: tuple(b for b in bs if b not in taken) for a, bs in doubtful.items()}
+    return {a: bs for a, bs in still.items() if bs}
+
+
+def _repeats(sites: Sites) -> dict[Hashable, list[int]]:
+    """Selected calls of one module in one step, in execution order."""
+    out: dict[Hashable, list[int]] = defaultdict(list)
+    for site, key in enumerate(sites.keys):
+        for moment, calls in sites.moments[site].items():
+            out[key._replace(occurrence=0), moment] += calls
+    return out
+
+
+class _Neighbours:
+    """The siblings before and after a call that are of another module."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._calls, self._kids, self._site_of, self._keys = sites.calls, children(sites.calls), sites.site_of, sites.keys
+
+    def of(self, call: int) -> tuple[int, int, int]:
+        """(parent, before, after), each -1 where there is none."""
+        parent = self._calls[call].parent
+        kids = self._kids[parent]
+        at = bisect.bisect_left(kids, self._calls[call].order, key=lambda k: self._calls[k].order)
+        before = next((k for k in reversed(kids[max(at - 50, 0) : at]) if not self._same(k, call)), -1)
+        after = next((k for k in kids[at + 1 : at + 50] if not self._same(k, call)), -1)
+        return parent, before, after
+
+    def _same(self, one: int, other: int) -> bool:
+        a, b = self._keys[self._site_of[one]], self._keys[self._site_of[other]]
+        return a.scope == b.scope and a.op == b.op
+
+
+def _table(
+    mine: list[int], theirs: list[int], at: Pairing, around: tuple[_Neighbours, _Neighbours], pairs: Pairs
+) -> sequence_alignment.Scores:
+    """How well each call fits each: outputs, and neighbours that face each other; -inf below parents that do not."""
+    a = [at.ours.of_call(at.left.calls[c]) for c in mine]
+    b = [at.theirs.of_call(at.right.calls[c]) for c in theirs]
+    table = sequence_alignment.scores(a, b, lambda _: "")
+    ours, others = [around[0].of(c) for c in mine], [around[1].of(c) for c in theirs]
+    for place in range(3):
+        across = np.array([pairs[o[place]][0] if o[place] in pairs else -2 for o in ours])[:, None]
+        there = np.array([o[place] for o in others])[None, :]
+        if place == 0:
+            table = np.where((across >= 0) & (across != there), -np.inf, table)
+        else:
+            end = (np.array([o[place] for o in ours]) == -1)[:, None] & (there == -1)
+            table = table + _NEIGHBOUR * ((across == there) | end)
+    return table

@@ -1,0 +1,174 @@
+"""What is known of a site's tensors without reading elements: figures that survive renaming, transposing and rounding.
+
+Parameters anchor modules that share no name: equal checksum and count mean the same elements in some order, close moments the same
+numbers in another dtype. Constant parameters (norms of ones, zero biases) say nothing about who is who and are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence.align.call_sites import Sites
+from whence.align.module_names import family
+from whence.records import Call, Record
+
+_LEAST_COUNT = 4  # elements; fewer coincide by chance
+
+
+class Feature(NamedTuple):
+    """One site in numbers that can be compared with another run's. Ids come from one vocabulary; 0 means "nothing there".
+
+    kind: op_type; family: what that is; shapes: its parameters', dims sorted; content: its parameters' elements in any order;
+    layout: shapes, families and layouts of everything below. out: shapes of its outputs; out_hash: their elements, bit by bit.
+    held: parameter elements of it and all below. moments: (count, norm, abs_sum) of these, out_moments of its largest output with
+    the mean in units of the root mean square appended.
+    """
+
+    kind: int
+    family: int
+    word: int
+    shapes: int
+    content: int
+    layout: int
+    out: int
+    out_hash: int
+    container: bool
+    held: frozenset[int]
+    moments: tuple[float, float, float]
+    out_moments: tuple[float, float, float, float]
+
+
+class Vocabulary:
+    """Numbers for values, from 1; the value None is 0."""
+
+    def __init__(self) -> None:
+        self._table: dict[Hashable, int] = {}
+        self._words: dict[int, str] = {}
+
+    def __call__(self, value: Hashable) -> int:
+        return 0 if value is None else self._table.setdefault(value, len(self._table) + 1)
+
+    def word(self, text: str) -> int:
+        """The number of a word, which `spelt` gives back."""
+        number = self(("word", text))
+        self._words[number] = text
+        return number
+
+    def spelt(self, number: int) -> str:
+        """The word behind a number; "" for 0."""
+        return self._words.get(number, "")
+
+
+class Features:
+    """Features of the sites of one run, each worked out when asked for."""
+
+    def __init__(self, sites: Sites, vocabulary: Vocabulary) -> None:
+        self.sites, self._id = sites, vocabulary
+        self._known: dict[int, Feature] = {}
+        self._record = functools.lru_cache(maxsize=1 << 17)(sites.run.records.__getitem__)
+
+    def __getitem__(self, site: int) -> Feature:
+        found = self._known.get(site)
+        if found is None:
+            todo = [site]
+            while todo:  # children first, without recursion: a run may nest deeply
+                one = todo[-1]
+                missing = [k for k in self.sites.kids.get(one, ()) if k not in self._known]
+                if missing:
+                    todo += missing
+                else:
+                    todo.pop()
+                    self._known[one] = self._made(one)
+            found = self._known[site]
+        return found
+
+    def many(self, sites: Iterable[int]) -> list[Feature]:
+        return [self[s] for s in sites]
+
+    def of_call(self, call: Call) -> Feature:
+        """Features of one call by itself, whatever it calls."""
+        return self._described(call, (), 0)
+
+    def inputs(self, site: int) -> tuple[int, ...]:
+        """Records a site read first."""
+        return tuple(r.record for r in self.sites.first[site].slots("input"))
+
+    def _made(self, site: int) -> Feature:
+        below = [self._known[k] for k in self.sites.kids.get(site, ())]
+        return self._described(self.sites.first[site], below, self._id.word(self.sites.word(site)))
+
+    def _described(self, call: Call, below: Sequence[Feature], word: int) -> Feature:
+        own, seen = [], set()
+        outputs: list[Record] = []
+        for ref in call.refs:
+            if ref.slot.startswith("param."):
+                if ref.record not in seen:
+                    seen.add(ref.record)
+                    own.append(self._record(ref.record))
+            elif ref.slot.startswith("output"):
+                outputs.append(self._record(ref.record))
+        shapes = tuple(sorted(tuple(sorted(r.shape)) for r in own)) or None
+        telling = sorted(c for c in (_content(r) for r in own) if c is not None)
+        held = frozenset(self._id(c) for c in telling).union(*(one.held for one in below))
+        kind = call.op_type or call.op
+        what = self._id(("family", family(kind))) if family(kind) else 0
+        count, norm, total = _moments(own)
+        for one in below:
+            count, norm, total = count + one.moments[0], float(np.hypot(norm, one.moments[1])), total + one.moments[2]
+        hashes = tuple(r.hash for r in outputs)
+        return Feature(
+            self._id(("kind", kind)) if kind else 0, what, word, self._id(shapes),
+            self._id(tuple(telling) or None), self._id(("layout", shapes, what, tuple(k.layout for k in below))),
+            self._id(("out", tuple(r.shape for r in outputs)) if outputs else None),
+            self._id(("hash", hashes) if hashes and all(hashes) else None), bool(below), held, (count, norm, total), _output(outputs),
+        )  # fmt: skip
+
+
+def _content(record: Record) -> tuple[Any, ...] | None:
+    """Elements of a parameter in any order; None where they say nothing about who it is."""
+    statistics = record.statistics
+    if record.count < _LEAST_COUNT or (statistics is not None and not statistics.std):
+        return None
+    if record.sketch is not None:
+        return ("sketch", record.dtype, record.count, f"{record.sketch.checksum:016x}")
+    return ("hash", record.dtype, record.count, record.hash) if record.hash else None
+
+
+def _moments(records: Sequence[Record]) -> tuple[float, float, float]:
+    count = square = total = 0.0
+    for r in records:
+        if r.statistics is not None and r.statistics.std and r.statistics.norm is not None:
+            count += r.count
+            square += r.statistics.norm**2
+            total += (r.sketch.abs_sum or 0.0) if r.sketch is not None else 0.0
+    return count, float(np.sqrt(square)), total
+
+
+def _output(outputs: Sequence[Record]) -> tuple[float, float, float, float]:
+    largest = max(outputs, key=lambda r: r.count, default=None)
+    if largest is None or largest.statistics is None or not largest.statistics.norm or largest.statistics.mean is None:
+        return 0.0, 0.0, 0.0, 0.0
+    s = largest.statistics
+    assert s.norm is not None
+    assert s.mean is not None
+    total = (largest.sketch.abs_sum or 0.0) if largest.sketch is not None else 0.0
+    return float(largest.count), s.norm, total, s.mean * float(np.sqrt(largest.count)) / s.norm
+
+
+def distance(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """How far moments are apart, n against m: the largest relative difference of norm and sum of magnitudes (and the difference of
+    a fourth column). inf where the counts differ or nothing is known.
+    """
+    a, b = np.asarray(left, np.float64).reshape(len(left), -1), np.asarray(right, np.float64).reshape(len(right), -1)
+    out = np.where((a[:, None, 0] == b[None, :, 0]) & (a[:, None, 0] > 0), 0.0, np.inf)
+    for column in (1, 2):
+        x, y = a[:, None, column], b[None, :, column]
+        size = np.maximum(np.abs(x), np.abs(y))
+        out = np.maximum(out, np.divide(np.abs(x - y), size, out=np.zeros_like(out), where=(size > 0) & (x != 0) & (y != 0)))
+    if a.shape[1] > 3:
+        out = np.maximum(out, np.abs(a[:, None, 3] - b[None, :, 3]))
+    return out

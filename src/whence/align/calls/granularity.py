@@ -1,0 +1,63 @@
+"""Steps that one tool counts from 0 and another from 1: moved by what came in at each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+
+import msgspec
+
+from whence.align.call_sites import match_roots
+from whence.align.derived_run import Derived
+from whence.records import Run
+
+_SHIFTS = (1, -1)
+_NATIVE = "whence"
+
+
+def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
+    """(the target with its steps as the reference counts them, notes).
+
+    Of dumps only: whence's own runs count from 0. The steps of a model are moved by one when nothing that came in at a step is what came in
+    at the reference's step of that number, and what came in is, one step on, for half of the steps at least.
+    """
+    if reference.info.kind == target.info.kind == _NATIVE:
+        return target, ()
+    ours, theirs = _given(reference), _given(target)
+    roots = match_roots(reference.calls, target.calls)
+    shifts: dict[str, int] = {}
+    for root, steps in ours.items():
+        other = roots.get(root, root)
+        across = theirs.get(other, {})
+        if _agreeing(steps, across, 0):
+            continue
+        for shift in _SHIFTS:
+            both = sum(step + shift in across for step in steps)
+            if both and 2 * _agreeing(steps, across, shift) >= both:
+                shifts[other] = shift
+                break
+    if not shifts:
+        return target, ()
+    calls = [msgspec.structs.replace(c, step=c.step - shifts.get(c.root, 0)) for c in target.calls]
+    words = (f"steps of {root} of the target are moved by {-shift}: then what comes in is the same" for root, shift in shifts.items())
+    return Derived(target, (), (), calls), tuple(words)
+
+
+def _given(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
+    """What came into the root calls, by root and step; without what came in at several steps."""
+    seen: dict[str, dict[Hashable, set[int]]] = defaultdict(lambda: defaultdict(set))
+    out: dict[str, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
+    for call in run.calls:
+        if call.parent == -1:
+            out[call.root][call.step] |= set()
+            for ref in call.slots("input"):
+                record = run.records[ref.record]
+                if record.hash and record.count:
+                    content = record.hash, record.dtype, record.shape
+                    seen[call.root][content].add(call.step)
+                    out[call.root][call.step].add(content)
+    return {root: {step: {c for c in held if len(seen[root][c]) == 1} for step, held in steps.items()} for root, steps in out.items()}
+
+
+def _agreeing(steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]], shift: int) -> int:
+    return sum(bool(held & across.get(step + shift, set())) for step, held in steps.items())

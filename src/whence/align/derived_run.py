@@ -1,0 +1,183 @@
+"""The executor of a plan: a run whose tensors were brought to other axes, joined or cut. Made when asked for, from the run's own.
+
+What comes after alignment sees runs of one form, and need not know how they came to it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence.align import dims as expressions
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Looked, Over, Record, Run
+from whence.results import Made, Plan, SlotPair
+
+_HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
+
+
+class Derived(Over):
+    """A run with made tensors behind its own, and calls that refer to them. base: the run as it is.
+
+    calls: in place of the run's, ids are positions; None for the run's own.
+    """
+
+    def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], calls: Sequence[Call] | None = None) -> None:
+        self._first = first = len(base.records)
+        super().__init__(base, calls, Looked(first + len(records), lambda at: records[at - first] if at >= first else base.records[at]))
+        self.made = tuple(made)
+        self._held: OrderedDict[int, Array] = OrderedDict()
+        self._held_bytes = 0
+
+    def array(self, record: int) -> Array:
+        """Elements of a record, its own or made. Read-only. Raises ElementsMissing with what it is made of."""
+        if record < self._first:
+            return self.base.array(record)
+        found = self._held.get(record)
+        if found is None and self.records[record].why:
+            raise ElementsMissing(self.records[record].why)
+        if found is None:
+            found = self._make(self.made[record - self._first])
+            self._held[record] = found
+            self._held_bytes += found.nbytes
+            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
+                self._held_bytes -= self._held.popitem(last=False)[1].nbytes
+        else:
+            self._held.move_to_end(record)
+        return found
+
+    def _make(self, made: Made) -> Array:
+        try:
+            bound = {name: [self.array(r) for r in ids] for name, ids in made.operands}
+        except ElementsMissing as error:
+            raise ElementsMissing(f"made as {made.dims}: {error}") from None
+        array = np.ascontiguousarray(expressions.parse(made.dims).apply(bound)).reshape(self.records[made.record].shape)
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+
+class Making:
+    """Collects the tensors to be made of one run; each once. Reads no elements."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.made: list[Made] = []
+        self._records: list[Record] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def record(self, at: int) -> Record:
+        """A record of the run, or one that is to be made."""
+        behind = at - len(self.run.records)
+        return self._records[behind] if behind >= 0 else self.run.records[at]
+
+    def add(self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = "") -> int:
+        """The record that this expression makes. bound: names -> records. Raises Unfit where it does not fit their shapes or dtypes."""
+        node = expressions.parse(dims) if isinstance(dims, str) else dims
+        operands = tuple((name, tuple(ids)) for name, ids in bound.items())
+        if isinstance(node, expressions.Name) and len(bound[node.name]) == 1:
+            return bound[node.name][0]
+        text = str(node)
+        known = self._known.get((text, operands))
+        if known is not None:
+            return known
+        records = [self.record(r) for _, ids in operands for r in ids]
+        dtypes = dict.fromkeys(r.dtype for r in records)
+        if len(dtypes) != 1:
+            raise expressions.Unfit(f"{text}: made of {' and '.join(dtypes)}; one dtype is needed")
+        shape = node.shape({name: [self.record(r).shape for r in ids] for name, ids in operands})
+        number = len(self.run.records) + len(self.made)
+        self._records.append(_described(number, node, records, shape))
+        self.made.append(Made(number, text, operands, why))
+        self._known[text, operands] = number
+        return number
+
+    def unknown(self, records: Sequence[int], why: str) -> int:
+        """A record without elements in the place of these, like the first of them, and the reason."""
+        known = self._known.get((why, *records))
+        if known is None:
+            of, known = self.record(records[0]), len(self.run.records) + len(self.made)
+            self._records.append(Record(known, of.dtype, of.shape, device=of.device, why=why))
+            self.made.append(Made(known, "not known", (), why))
+            self._known[why, *records] = known
+        return known
+
+    def done(self, calls: Sequence[Call] | None = None) -> Run:
+        """The run with what was made; the run itself when that is nothing."""
+        return Derived(self.run, self.made, self._records, calls) if self.made or calls is not None else self.run
+
+
+def _described(number: int, node: expressions.Node, sources: Sequence[Record], shape: tuple[int, ...]) -> Record:
+    """What is known of a made tensor without its elements: figures survive a change of order, the hash only a change of shape."""
+    first = sources[0]
+    out = Record(number, first.dtype, shape, device=first.device)
+    moved = isinstance(node, expressions.Rearrange | expressions.Reverse) and isinstance(node.of, expressions.Name)
+    if len(sources) != 1 or not moved:
+        return out
+    out = msgspec.structs.replace(out, statistics=first.statistics, sketch=first.sketch)
+    return msgspec.structs.replace(out, hash=first.hash) if expressions.keeps_order(node, first.shape) else out
+
+
+def text(run: Run, record: int) -> str:
+    """How a record is made, with the expressions of what it is made of put in; "" for one of the run's own."""
+    made = made_as(run, record)
+    if made is None:
+        return ""
+    inner = {name: text(run, ids[0]) for name, ids in made.operands if len(ids) == 1}
+    return expressions.substituted(made.dims, {name: found for name, found in inner.items() if found})
+
+
+def worded(run: Run, plan: Plan) -> Plan:
+    """The plan with the text of every made tensor of the target beside the pair it is in."""
+    if not isinstance(run, Derived):
+        return plan
+    known: dict[int, str] = {}
+
+    def shown(slot: SlotPair) -> SlotPair:
+        at = slot.target_record
+        if not slot.dims and at not in known:
+            known[at] = text(run, at)
+        dims = slot.dims or known[at]
+        return msgspec.structs.replace(slot, dims=dims) if dims != slot.dims else slot
+
+    pairs = (msgspec.structs.replace(p, slots=tuple(map(shown, p.slots))) for p in plan.pairs)
+    return msgspec.structs.replace(plan, pairs=tuple(pairs))
+
+
+def stated(run: Run, plan: Plan) -> Plan:
+    """The plan as a map has to say it: every tensor of the target written over what the calls of the aligned run hold.
+
+    Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole to a map.
+    """
+    held = {r.record for c in run.calls for r in c.refs}
+    made = {m.record: m for m in plan.made_target if m.record not in held}
+    known: dict[int, str] = {}
+
+    def written(record: int) -> str:
+        if record not in made:
+            return ""
+        if record not in known:
+            inner = {name: written(ids[0]) for name, ids in made[record].operands if len(ids) == 1}
+            known[record] = expressions.substituted(made[record].dims, {name: found for name, found in inner.items() if found})
+        return known[record]
+
+    pairs = (
+        msgspec.structs.replace(p, slots=tuple(msgspec.structs.replace(s, dims=written(s.target_record)) for s in p.slots))
+        for p in plan.pairs
+    )
+    return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(made.values()))
+
+
+def made_as(run: Run, record: int) -> Made | None:
+    """How a record is made, through all stages; None for one of the run's own."""
+    while isinstance(run, Derived):
+        first = len(run.base.records)
+        if record >= first:
+            return run.made[record - first]
+        run = run.base
+    return None

@@ -1,1 +1,0 @@
-"""Tensors that face each other without a common call."""

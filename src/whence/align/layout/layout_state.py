@@ -1,0 +1,105 @@
+"""Facing tensors while it is decided how those of the target lie: what is known of them, and what has been decided."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+from whence.align import dims as ex
+from whence.align.layout.axes import applied, ways
+from whence.align.layout.distances import AGREES, distance, resembles
+from whence.align.module_names import starred
+from whence.align.plan_editor import Matching
+from whence.dtypes import Array
+from whence.records import Call, Record, Run
+from whence.results import CallPair, Plan, SlotPair
+
+Face = tuple[int, int]  # a record of the reference, and one of the target
+Family = dict[Face, tuple[int, SlotPair]]  # facing tensors of siblings, with the call of the reference and the slots they were met in
+
+
+class Laying(Matching):
+    """decided: how tensors of the target are brought to the axes of those they face, and why. modules: calls by module of both sides.
+
+    channel_orders: orders of channels found in weights, by the module that these are in.
+    """
+
+    def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
+        super().__init__(reference, target, plan)
+        self.decided: dict[Face, tuple[ex.Node, str]] = {}
+        self.channel_orders: dict[str, dict[tuple[int, ...], None]] = {}
+        self.modules: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+        for call, pair in self.pairs.items():
+            self.modules[self.module(pair)].append(call)
+
+    def arrays(self, face: Face) -> tuple[Array, Array] | None:
+        """Elements of both, None where one was not kept."""
+        a, b = self.array("reference", face[0]), self.array("target", face[1])
+        return (a, b) if a is not None and b is not None else None
+
+    def records(self, face: Face) -> tuple[Record, Record]:
+        return self.reference.records[face[0]], self.target.records[face[1]]
+
+    def calls(self, pair: CallPair) -> tuple[Call, Call]:
+        return self.reference.calls[pair.reference], self.target.calls[pair.target]
+
+    def module(self, pair: CallPair) -> tuple[str, str, str, str]:
+        """The modules that face each other in a pair."""
+        call, other = self.calls(pair)
+        return call.root, call.scope, other.root, other.scope
+
+    def families(self, kinds: tuple[str, ...]) -> Iterator[Family]:
+        """Facing tensors of siblings with the same names and shapes: each face once, with where it was first met."""
+        out: defaultdict[tuple[object, ...], Family] = defaultdict(dict)
+        for at, pair in self.pairs.items():
+            names: tuple[str, str] | None = None
+            for slot in pair.slots:
+                if not slot.reference_slot.startswith(kinds):
+                    continue
+                face = slot.reference_record, slot.target_record
+                a, b = self.records(face)
+                if a.hash and a.hash == b.hash and a.shape == b.shape:
+                    continue
+                if names is None:
+                    call, other = self.calls(pair)
+                    names = starred(call.scope), starred(other.scope)
+                key = (*names, slot.reference_slot, slot.target_slot, a.shape, b.shape, a.dtype, b.dtype)
+                out[key].setdefault(face, (at, slot))
+        yield from out.values()
+
+    @cached_property
+    def equal_parameters(self) -> Counter[tuple[str, str]]:
+        """How many parameters of one starred name and slot are equal bit by bit."""
+        faces = {(s.reference_record, s.target_record): (p, s) for p in reversed(self.pairs.values()) for s in reversed(p.slots)}
+        out: Counter[tuple[str, str]] = Counter()
+        for face, (pair, slot) in faces.items():
+            a, b = self.records(face)
+            if slot.reference_slot.startswith("param") and a.hash and a.hash == b.hash and a.shape == b.shape:
+                out[starred(self.reference.calls[pair.reference].scope), slot.reference_slot] += 1
+        return out
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Calls of the reference by the records they read, as far as these have partners."""
+        out: defaultdict[int, list[int]] = defaultdict(list)
+        for call, pair in self.pairs.items():
+            for slot in pair.slots:
+                if slot.reference_slot.startswith("input"):
+                    out[slot.reference_record].append(call)
+        return out
+
+    def agree(self, face: Face) -> bool:
+        """Does some way the shapes allow make them one?"""
+        a, b = self.records(face)
+        arrays = self.arrays(face)
+        if arrays is None:
+            return False
+        return any(distance(arrays[0], applied(node, arrays[1])) < AGREES for node in ways(b.shape, a.shape))
+
+    def resemble(self, face: Face) -> bool:
+        """Are they one as they were decided to lie, or in some way that the shapes allow?"""
+        arrays = self.arrays(face)
+        if arrays is not None and face in self.decided:
+            return distance(arrays[0], applied(self.decided[face][0], arrays[1])) < AGREES
+        return arrays is not None and (resembles(*arrays) or self.agree(face))

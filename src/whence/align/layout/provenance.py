@@ -1,0 +1,53 @@
+"""Which of the tensors that another was joined from holds an element: a fault in a part of a fused weight is a fault of that part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from whence.align import dims as ex
+from whence.records import Record
+from whence.results import Made
+
+Labels = npt.NDArray[np.int32]
+
+
+def named(made: Mapping[int, Made], records: Sequence[Record], record: int, different: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+    """Names of the tensors that the different elements of a joined one come from; () where that is all of them, or it is not joined.
+
+    made: by record, how tensors were made. different: of the shape of the record.
+    """
+    names: list[str] = []
+    labels = _labels(made, records, record, "", names)
+    if labels is None or labels.shape != different.shape:
+        return ()
+    found = np.unique(labels[different])
+    return tuple(names[i] for i in found) if len(found) < len(names) else ()
+
+
+def _labels(made: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]) -> Labels | None:
+    """For every element the place in `names` of the tensor it comes from, None where elements are computed and not only moved."""
+    how = made.get(record)
+    if how is None:
+        names.append(name)
+        return np.full(records[record].shape, len(names) - 1, np.int32)
+    node = ex.parse(how.dims)
+    if not _only_moves(node):
+        return None
+    bound: dict[str, list[Labels]] = {}
+    for operand, ids in how.operands:
+        found = [_labels(made, records, r, operand if len(ids) == 1 else f"{operand} {i}", names) for i, r in enumerate(ids)]
+        bound[operand] = [labels for labels in found if labels is not None]
+        if len(bound[operand]) != len(ids):
+            return None
+    return np.asarray(node.apply(bound), np.int32).reshape(records[record].shape)
+
+
+def _only_moves(node: ex.Node) -> bool:
+    if isinstance(node, ex.Cat):
+        return all(_only_moves(part) for part in node.parts)
+    if isinstance(node, ex.Name | ex.Star):
+        return True
+    return not isinstance(node, ex.Sum | ex.Pad) and _only_moves(node.of)

@@ -1,0 +1,104 @@
+"""The order of alignment: both runs brought to one form, then who faces whom, then what tells tensors of other axes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from whence.align import apply_map
+from whence.align.batches import align as batches
+from whence.align.batches import padding
+from whence.align.calls import fused_operators as apart
+from whence.align.calls import layout_operators
+from whence.align.calls.compiled_graphs import cut_alike
+from whence.align.calls.granularity import rebased
+from whence.align.calls.levels import one_level
+from whence.align.calls.match import plan
+from whence.align.derived_run import Derived, stated, worded
+from whence.align.layout.fused_projections import fused
+from whence.align.layout.search import laid_out
+from whence.align.ranks import join
+from whence.align.tensors import match as tensors
+from whence.align.tensors.elements import Inside
+from whence.align.tensors.graph_modules import as_graphs, by_module, graphs_in_one
+from whence.align.user_map import Map
+from whence.records import Run
+from whence.results import Made, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Two runs face to face. The plan's ids are those of these runs, which may be made of the given ones (`Derived`)."""
+
+    reference: Run
+    target: Run
+    plan: Plan
+
+    def as_said(self) -> Plan:
+        """The plan in the words of a map."""
+        return stated(self.target, self.plan)
+
+
+def align(
+    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], Inside] | None = None
+) -> Aligned:  # fmt: skip
+    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
+
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
+    UsageError where that does not fit. inside: computes tensors inside calls of the reference that no record holds; asked for those
+    of the target left without a partner.
+    """
+    reference, target, said = one_level(reference, target)
+    if chart is not None:
+        reference, target, named, more = apply_map.prepared(reference, target, chart)
+        said = [*said, *more]
+    joined: tuple[str, ...] = ()
+    if match in ("auto", "names"):
+        if graphs_in_one(target, reference):
+            target = as_graphs(reference, target)
+        reference, target, cut = cut_alike(reference, target)
+        said = [*said, *cut]
+        if chart is None and graphs_in_one(reference, target):
+            reference, target, found = by_module(reference, target, inside(reference) if inside is not None else None)
+            found = msgspec.structs.replace(
+                found, notes=(*said, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+            )
+            return Aligned(reference, target, worded(target, found))
+        target, moved = rebased(reference, target)
+        said = [*said, *moved]
+    if match in ("auto", "names"):
+        reference, target, joined = join.joined(reference, target, chart.ranks if chart is not None else ())
+    faced = batches.Faced(reference, target)
+    if match in ("auto", "names"):
+        faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
+    reference, target = faced.reference, faced.target
+    together = apart.Fused(reference, target)
+    if match in ("auto", "names"):
+        together = layout_operators.faced(apart.joined(reference, target))
+        reference, target = together.reference, together.target
+    found = plan(reference, target, match, together.faced)
+    if chart is not None:
+        target, found = apply_map.applied(reference, target, found, chart, named)
+    if match in ("auto", "names"):
+        target, found = fused(reference, target, found)
+        target, found = laid_out(reference, target, found)
+    if match == "auto":
+        reference, target, found = tensors.face(reference, target, found, inside)
+    found = msgspec.structs.replace(
+        found, notes=(*said, *joined, *faced.notes, *together.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
+        made_reference=made_of(reference), made_target=made_of(target),
+    )  # fmt: skip
+    if match in ("auto", "names"):
+        target, found = padding.filled(reference, target, found)
+    return Aligned(reference, target, worded(target, found))
+
+
+def made_of(run: Run) -> tuple[Made, ...]:
+    """Every tensor that was made of a run, through all stages, in the order of their ids."""
+    made: tuple[Made, ...] = ()
+    while isinstance(run, Derived):
+        made = (*run.made, *made)
+        run = run.base
+    return made

@@ -1,0 +1,189 @@
+"""The pairs of a plan while stages of alignment change them: who is free, who faces whom, what is made of the target's tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+from whence.align.derived_run import Making, text
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Record, Run, children
+from whence.results import CallPair, Plan, SlotPair
+
+T = TypeVar("T")
+
+USER_MAP = "user map"
+"""The rule of pairs that a map made: no stage changes them."""
+
+MOST_PARTS = 4  # that one call may be in the other run
+READ = 3  # of a family of siblings: so many are read to decide for all
+
+
+class Matching:
+    """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner or `also`), free, ambiguous.
+
+    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids_reference,
+    kids_target: children of every call, in order.
+    """
+
+    def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
+        self.reference, self.target, self.plan = reference, target, plan
+        self.making = Making(target)
+        self.pairs: dict[int, CallPair] = {p.reference: p for p in plan.pairs}
+        self.free_reference, self.free_target = set(plan.unmatched_reference), set(plan.unmatched_target)
+        self.ambiguous = {call: list(others) for call, others in plan.ambiguous}
+        self.facing: defaultdict[int, set[int]] = defaultdict(set)  # calls of the target -> of the reference
+        for pair in plan.pairs:
+            for other in (pair.target, *pair.also):
+                self.facing[other].add(pair.reference)
+        self.doubtful: defaultdict[int, set[int]] = defaultdict(set)
+        for call, others in plan.ambiguous:
+            for other in others:
+                self.doubtful[other].add(call)
+        self.notes = list(plan.notes)
+
+    @cached_property
+    def kids_reference(self) -> dict[int, list[int]]:
+        return children(self.reference.calls)
+
+    @cached_property
+    def kids_target(self) -> dict[int, list[int]]:
+        return children(self.target.calls)
+
+    def done(self) -> tuple[Run, Plan]:
+        """The target with what was made of it, and the plan."""
+        target = self.making.done()
+        pairs = sorted(self.pairs.values(), key=lambda p: self.reference.calls[p.reference].order)
+        texts: dict[int, str] = {}
+        first = len(self.target.records)
+
+        def shown(slot: SlotPair) -> SlotPair:
+            if slot.target_record < first:
+                return slot
+            if slot.target_record not in texts:
+                texts[slot.target_record] = text(target, slot.target_record)
+            return msgspec.structs.replace(slot, dims=texts[slot.target_record])
+
+        pairs = [msgspec.structs.replace(p, slots=tuple(shown(s) for s in p.slots)) for p in pairs] if self.making.made else pairs
+        return target, msgspec.structs.replace(
+            self.plan, pairs=tuple(pairs), notes=tuple(self.notes),
+            unmatched_reference=tuple(sorted(self.free_reference)), unmatched_target=tuple(sorted(self.free_target)),
+            ambiguous=tuple((call, tuple(others)) for call, others in sorted(self.ambiguous.items())),
+        )  # fmt: skip
+
+    def faces(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
+        """What faces every record of the reference, and where: (record of the target, "call:slot"). but: calls not to look at."""
+        out: dict[int, tuple[int, str]] = {}
+        for pair in self.pairs.values():
+            if pair.reference not in but:
+                scope = self.target.calls[pair.target].scope
+                for slot in pair.slots:
+                    out.setdefault(slot.reference_record, (slot.target_record, f"{scope}:{slot.target_slot}"))
+        return out
+
+    def put(self, call: int, slots: Iterable[SlotPair]) -> None:
+        """Give a pair these slots; what is left over of either call follows."""
+        pair = self.pairs[call]
+        mine, theirs = self.reference.calls[pair.reference].refs, self.target.calls[pair.target].refs
+        order = [r.slot for r in mine]
+        chosen = sorted(slots, key=lambda s: order.index(s.reference_slot))
+        faced, used = {s.reference_slot for s in chosen}, {r for s in chosen for r in self._own(s.target_record)}
+        self.pairs[call] = msgspec.structs.replace(
+            pair, slots=tuple(chosen), only_reference=tuple(n for n in order if n not in faced),
+            only_target=tuple(r.slot for r in theirs if r.record not in used),
+        )  # fmt: skip
+
+    def _own(self, record: int) -> tuple[int, ...]:
+        """The target's own records that one is made of."""
+        behind = record - len(self.target.records)
+        return tuple(r for _, ids in self.making.made[behind].operands for r in ids) if behind >= 0 else (record,)
+
+    def said(self, reference: int) -> bool:
+        """Did the user say whom this call faces? Then it stays so."""
+        pair = self.pairs.get(reference)
+        return pair is not None and pair.rule == USER_MAP
+
+    # ---- what is read
+
+    def array(self, side: str, record: int | None) -> Array | None:
+        """Elements of a record of one side, None where they are not there."""
+        if record is None:
+            return None
+        try:
+            return (self.reference if side == "reference" else self.target).array(record)
+        except ElementsMissing:
+            return None
+
+    def record(self, side: str, record: int) -> Record:
+        """A record of one side, or one that is to be made of the target's."""
+        return self.reference.records[record] if side == "reference" else self.making.record(record)
+
+    def free(self, side: str, call: Call) -> None:
+        """Take a call out of whatever it was in. Its partner, if it had one, is without."""
+        if side == "reference":
+            if call.id in self.pairs:
+                self.free_target.update(self.parted(call.id))
+            self.free_reference.discard(call.id)
+            for other in self.ambiguous.pop(call.id, ()):
+                self.doubtful[other].discard(call.id)
+                if not self.doubtful[other] and not self.facing[other]:
+                    self.free_target.add(other)
+        else:
+            for at in list(self.facing[call.id]):
+                self.free_target.update(self.parted(at))
+                self.free_reference.add(at)
+            self.free_target.discard(call.id)
+            for at in self.doubtful.pop(call.id, ()):
+                self.ambiguous[at].remove(call.id)
+                if not self.ambiguous[at]:
+                    del self.ambiguous[at]
+                    self.free_reference.add(at)
+
+    def parted(self, reference: int) -> list[int]:
+        """Undo a pair; the calls of the target that are without a partner now."""
+        pair = self.pairs.pop(reference)
+        for other in (pair.target, *pair.also):
+            self.facing[other].discard(reference)
+        return [other for other in (pair.target, *pair.also) if not self.facing[other]]
+
+    def take(self, pair: CallPair) -> None:
+        """Add a pair of calls that were freed."""
+        self.pairs[pair.reference] = pair
+        self.free_reference.discard(pair.reference)
+        for other in (pair.target, *pair.also):
+            self.facing[other].add(pair.reference)
+            self.free_target.discard(other)
+
+    def belongs(self, reference: int, others: Sequence[int]) -> None:
+        """Calls of the target that are part of one that has a partner."""
+        pair = self.pairs[reference]
+        self.pairs[reference] = msgspec.structs.replace(pair, also=(*pair.also, *others))
+        self.free_target -= set(others)
+
+
+def spread(items: Sequence[T], count: int = READ) -> list[T]:
+    """At most so many of them: the first, the last and between."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def short(call: Call) -> str:
+    """A call in a word: the last part of its path."""
+    return call.scope.rpartition(".")[2] or call.op_type or call.root
+
+
+def identifier(name: str) -> str:
+    """A name that a dims expression can bind."""
+    out = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return out if out.isidentifier() else f"x_{out}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that are there several times."""
+    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

@@ -1,0 +1,1 @@
+"""Joins the ranks of a distributed run into one run."""

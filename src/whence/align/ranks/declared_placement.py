@@ -1,0 +1,109 @@
+"""How tensors lie on the ranks where the program itself said it (DTensors): layouts that nothing needs to be guessed for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby, product
+
+from whence.align.ranks.shards import Layout, Level, Shape, candidates
+from whence.records import Placement
+
+_KNOWN = ("replicate", "sum", "shard")
+
+
+def is_known(placement: Placement) -> bool:
+    """Is every one of its places a copy, a piece or a summand? Other kinds (a mean, a maximum) cannot be put together here."""
+    return all(place.split()[0] in _KNOWN for place in placement.places)
+
+
+def layouts(placements: Sequence[Placement], ranks: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
+    """The layouts that the placements of a tensor allow, with the shape of the whole; [] where they do not say it.
+
+    placements, shapes: of each rank. One layout where one mesh holds all ranks; where ranks form several meshes (tensor parallel groups
+    of a data parallel program), how these lie to each other is left open.
+    """
+    first = placements[0]
+    if not all(is_known(p) and p.places == first.places and p.mesh == first.mesh and p.nested == first.nested for p in placements):
+        return []
+    meshes = [p.ranks for p in placements]
+    if any(rank not in mesh for rank, mesh in zip(ranks, meshes, strict=True)):
+        return []
+    inside = [i for i, rank in enumerate(ranks) if rank in first.ranks]
+    own = [ranks[i] for i in inside]
+    if sorted(first.ranks) != own:
+        return []
+    made = _of_mesh(first, [shapes[i] for i in inside])
+    if made is None:
+        return []
+    if len(own) == len(ranks):
+        return [(made, first.shape)]
+    return _of_meshes(made, first.shape, [sorted(mesh) for mesh in meshes], ranks)
+
+
+def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
+    """Levels over the ranks of one mesh in ascending order; None where their numbers are no grid, or pieces do not lie one in another."""
+    grid = _ascending(placement)
+    if grid is None:
+        return None
+    nested, size = dict(placement.nested), dict(enumerate(placement.mesh))
+    levels: list[Level] = []
+    for place, dims in groupby((d for d in grid if size[d] > 1), key=lambda d: placement.places[d]):
+        along = list(dims)
+        kind, _, axis = place.partition(" ")
+        if kind != "shard":
+            levels += [Level("replicated" if kind == "replicate" else "sum", size[d]) for d in along]
+            continue
+        cut = [d for d, other in enumerate(placement.places) if other == place and size[d] > 1]
+        if sorted(cut) != sorted(along):
+            return None  # the same axis is cut again, by ranks that are no neighbours of these
+        order = [d for d in nested.get(int(axis), tuple(cut)) if d in cut]
+        if order == along:
+            levels += [Level("cat", size[d], int(axis)) for d in along]
+        else:
+            levels.append(_reordered(along, order, size, int(axis), levels, shapes))
+    return tuple(levels)
+
+
+def _ascending(placement: Placement) -> list[int] | None:
+    """The dimensions of the mesh with the one first in which ranks are furthest apart; None where the ranks are no regular grid."""
+    mesh, ranks = placement.mesh, placement.ranks
+    step = math.prod(mesh)
+    apart: dict[int, int] = {}
+    for dim, size in enumerate(mesh):
+        step //= size
+        apart[dim] = ranks[step] - ranks[0] if size > 1 else 0
+    order = sorted(range(len(mesh)), key=lambda d: -apart[d])
+    expected = sorted(ranks)
+    places = dict(zip(product(*map(range, mesh)), ranks, strict=True))
+    walked = [
+        places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))] for at in product(*(range(mesh[d]) for d in order))
+    ]
+    return order if walked == expected else None
+
+
+def _reordered(
+    along: Sequence[int], order: Sequence[int], size: dict[int, int], axis: int, outer: Sequence[Level], shapes: Sequence[Shape]
+) -> Level:  # fmt: skip
+    """One level for neighbouring dimensions that cut one axis, of which the finer cut comes first in the order of the ranks."""
+    n = math.prod(size[d] for d in along)
+    inner = len(shapes) // n // math.prod(level.size for level in outer)
+    number = {at: i for i, at in enumerate(product(*(range(size[d]) for d in along)))}
+    blocks = []
+    for walk in product(*(range(size[d]) for d in order)):
+        at = dict(zip(order, walk, strict=True))
+        rank = number[tuple(at[d] for d in along)]
+        blocks.append((rank, 0, shapes[rank * inner][axis]))
+    return Level("cat", n, axis, tuple(blocks))
+
+
+def _of_meshes(own: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]) -> list[tuple[Layout, Shape]]:
+    """Several meshes of one form beside each other: each of their layouts, with every layout that their wholes may have to each other."""
+    groups = sorted({tuple(m) for m in meshes})
+    if sorted(r for g in groups for r in g) != list(ranks) or len({len(g) for g in groups}) > 1:
+        return []
+    if [r for g in groups for r in g] == list(ranks):
+        return [((*level, *own), whole) for level, whole in candidates([shape] * len(groups))]
+    if [r for at in zip(*groups, strict=True) for r in at] == list(ranks):
+        return [((*own, *level), whole) for level, whole in candidates([shape] * len(groups))]
+    return []

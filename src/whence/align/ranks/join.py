@@ -1,0 +1,96 @@
+"""Runs of several ranks brought to one form: calls of the ranks become one call, their tensors one tensor, before anything is compared.
+
+How a tensor lies on the ranks is proposed by shapes against the other side, by what the ranks share, and confirmed on elements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from whence.align.derived_run import Making
+from whence.align.ranks import shards
+from whence.align.ranks.groups import Joining, Side
+from whence.align.ranks.joined_run import joined_run
+from whence.align.ranks.partial_sums import choose, unreduced
+from whence.align.ranks.pipeline_stages import find_stages, renumber
+from whence.align.ranks.placement import place
+from whence.align.ranks.shards import Shard
+from whence.errors import UsageError
+from whence.records import Run
+
+
+def joined(reference: Run, target: Run, declared: Sequence[Shard] = ()) -> tuple[Run, Run, tuple[str, ...]]:
+    """Both runs with the calls of their ranks joined, and sentences on what was done. Runs of one rank are as they were.
+
+    Ranks that hold the same tensors on both sides stay apart and face each other one by one. Raises UsageError for declarations that
+    contradict each other or do not fit a tensor.
+    """
+    for shard in declared:
+        if shard.how not in shards.HOW:
+            raise UsageError(f"{shard}: {shard.how!r} is not known; there are {', '.join(shards.HOW)}")
+    left, right = ({c.rank for c in run.calls} for run in (reference, target))
+    if len(left) < 2 and len(right) < 2:
+        return (reference, target, ()) if left == right or not left or not right else (reference, *_renumbered(target, min(left)))
+    if left == right and not declared and _same_shapes(reference, target):
+        return reference, target, ()
+    sides = Side("reference", reference), Side("target", target)
+    joining = Joining(*sides, declared)
+    _decide(joining)
+    runs = [side.run if len(side.ranks) < 2 else joined_run(joining, side) for side in sides]
+    rank = min(sides[0].ranks if len(sides[0].ranks) == 1 else sides[1].ranks if len(sides[1].ranks) == 1 else [0])
+    if len(sides[0].ranks) > 1 or len(sides[1].ranks) > 1:
+        runs = [_renumbered(run, rank)[0] for run in runs]
+    return runs[0], runs[1], tuple(joining.notes)
+
+
+def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
+    """A run of one rank under another number: numbers say nothing where there is only one."""
+    own = next((c.rank for c in run.calls), rank)
+    if own == rank:
+        return run, ()
+    calls = [msgspec.structs.replace(c, rank=rank) for c in run.calls]
+    return Making(run).done(calls), (f"target: rank {own} faces rank {rank}",)
+
+
+def _same_shapes(reference: Run, target: Run) -> bool:
+    """Does every call that both have by its key, rank included, hold tensors of the same shapes?"""
+    theirs = {c.key(): c for c in target.calls}
+    met = False
+    for call in reference.calls:
+        other = theirs.get(call.key())
+        if other is None:
+            continue
+        met = True
+        slots = {r.slot: r.record for r in other.refs}
+        for ref in call.refs:
+            if ref.slot in slots and reference.records[ref.record].shape != target.records[slots[ref.slot]].shape:
+                return False
+    return met
+
+
+def _decide(at: Joining) -> None:
+    """How every tensor lies on the ranks of both sides, and what is to be told of it."""
+    renumber(at)
+    find_stages(at)
+    place(at)
+    for side in at.sides:
+        unreduced(at, side)
+        choose(at, side)
+        _tell(at, side)
+
+
+def _tell(at: Joining, side: Side) -> None:
+    if len(side.ranks) < 2:
+        return
+    counted = Counter(shards.words(layout) for (name, records), layout in at.layouts.items() if name == side.name and layout)
+    said = ", ".join(f"{count} {what}" for what, count in counted.most_common())
+    at.notes.insert(0, f"{side.name}: {len(side.ranks)} ranks joined{f': {said}' if said else ''}")
+    if unknown := list(dict.fromkeys(name for place, name in at.unplaced.items() if place[0] == side.name)):
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        at.notes.append(
+            f"{side.name}: how {', '.join(unknown[:3])}{more} lie on the ranks is not known: the ranks differ and nothing faces them; "
+            "they are not compared"
+        )  # fmt: skip

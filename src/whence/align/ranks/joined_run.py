@@ -1,0 +1,110 @@
+"""The run of one rank that the calls and tensors of several become."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from whence.align.derived_run import Making
+from whence.align.dims import Unfit
+from whence.align.ranks import shards
+from whence.align.ranks.groups import Joining, Key, Side, described
+from whence.align.ranks.shards import Layout
+from whence.records import Call, Ref, Run, marks
+
+_MIXED = 8  # unit roundoffs by which replicas may part before a call that reads all of them is no longer one call
+
+
+def joined_run(at: Joining, side: Side) -> Run:
+    """One run of one rank."""
+    making, shown = Making(side.run), at.shown[side.name]
+    lead = {key: group.get(shown) or group[min(group)] for key, group in side.groups.items()}
+    keys = sorted(side.groups, key=_position(side, lead).__getitem__)
+    place = {key: i for i, key in enumerate(keys)}
+    calls = []
+    for key in keys:
+        call, parent = lead[key], side.parent(key)
+        refs, pieces, parted = _refs(at, side, making, key, call)
+        notes = (*call.notes, *([marks.of_pieces(len(side.groups[key]))] if pieces else []))
+        if parted and shown in side.groups[key]:
+            notes = (*notes, marks.shown(shown))
+        calls.append(
+            msgspec.structs.replace(
+                call,
+                id=place[key],
+                order=place[key],
+                rank=0,
+                scope=key[4],
+                placements={},
+                refs=refs,
+                notes=notes,
+                parent=place[parent] if parent is not None else -1,
+                leaf=all(c.leaf for c in side.groups[key].values()),
+            )
+        )
+    return making.done(calls)
+
+
+def _refs(at: Joining, side: Side, making: Making, key: Key, lead: Call) -> tuple[tuple[Ref, ...], bool, bool]:
+    edges = {r.slot: r.edge for r in lead.refs}
+    refs: list[tuple[Ref, Layout, float]] = []
+    for slot in side.slots(key):
+        ranks, records = side.holders(key, slot)
+        place = (side.name, records)
+        layout = at.layouts.get(place, ())
+        if place in at.stands:
+            record = at.stands[place]
+        elif place in at.unplaced:
+            record = making.unknown(records, marks.unplaced(len(records)))
+        else:
+            record = _joined(at, side, making, ranks, records, layout)
+        refs.append((Ref(slot, record, edges.get(slot, "")), layout, at.parted.get(place, 0.0)))
+    # A call whose ranks worked on different inputs and left pieces is not one call on one input.
+    pieces = any(level.how != "replicated" for _, layout, _ in refs for level in layout)
+    limit = _MIXED * max((described(side.run, r.record)[1] for _, call in side.groups[key].items() for r in call.refs), default=0.0)
+    kept = tuple(r for r, _, apart in refs if not (pieces and apart > limit and r.slot.startswith("input")))
+    return kept, pieces, any(apart > limit for _, _, apart in refs)
+
+
+def _joined(at: Joining, side: Side, making: Making, ranks: Sequence[int], records: Sequence[int], layout: Layout) -> int:
+    if len(records) == 1 or not layout:
+        return records[0]
+    shown = at.shown[side.name]
+    node = shards.node(layout, [side.run.records[r].shape for r in records], ranks.index(shown) if shown in ranks else 0)
+    expression, bound = shards.bound_to(node, records)
+    try:
+        return making.add(expression, bound, marks.on_ranks(shards.words(layout)))
+    except Unfit as error:  # ranks of different dtypes
+        at.notes.append(f"{side.name}: {error}; rank {ranks[0]}'s is shown")
+        return records[0]
+
+
+def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
+    """Where each joined call stands: as on the rank that is shown; what only others have, behind the last call they share with it."""
+    found: dict[Key, tuple[Any, ...]] = {}
+    by_rank: dict[int, list[Call]] = defaultdict(list)
+    for call in sorted(side.calls, key=lambda c: c.order):
+        by_rank[call.rank].append(call)
+    main = lead[next(iter(side.groups))].rank
+    roots: dict[Key, int] = {}
+    for rank in sorted(by_rank, key=lambda r: (r != main, side.stage[r], r)):
+        root, last = -1, -1
+        for k, call in enumerate(by_rank[rank]):
+            key = side.key_of[call.id]
+            if call.parent < 0:
+                root = roots.setdefault(key, call.order if rank == main else max([*roots.values(), root], default=-1) + 1)
+            if key in found:
+                last = found[key][3]
+            else:
+                found[key] = (
+                    root,
+                    call.parent >= 0,
+                    side.stage[rank],
+                    call.order if rank == main else last,
+                    rank if rank != main else -1,
+                    k,
+                )
+    return found

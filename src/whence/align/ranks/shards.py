@@ -1,0 +1,206 @@
+"""How one tensor lies on several ranks: whole on each, in pieces, or as partial sums. From shapes alone, and what tells them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from whence.align.dims import Cat, Cut, Name, Node, Rearrange, Star, Sum, names
+from whence.align.layout.distances import distance
+from whence.dtypes import Array
+
+Shape = tuple[int, ...]
+FITS = 0.3  # `apart` up to which a layout is confirmed by elements
+HOW = ("replicated", "cat", "sum", "zigzag", "striped")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What `size` ranks, or groups of ranks, hold of a tensor: all of it, pieces along `axis` (counted from the front), or summands.
+
+    zigzag: rank r of n has pieces r and 2n-1-r of 2n; striped: every n-th index from r on. blocks: (rank, start, stop) along `axis`
+    in the order of the whole, for parts that were cut one by one ([q0 k0 v0 | q1 k1 v1]).
+    """
+
+    how: str
+    size: int
+    axis: int = 0
+    blocks: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a user declares of tensors: how they lie on the ranks.
+
+    pattern: of dotted call names, shell style. slot: of slots ("output.0", "param.*"). how: "replicated", "cat", "sum", "zigzag"
+    (rank r of n has pieces r and 2n-1-r) or "striped". axis: along which. where: what errors call it ("map.yaml line 3").
+    """
+
+    pattern: str
+    how: str
+    axis: int = -1
+    slot: str = "*"
+    where: str = ""
+
+    def __str__(self) -> str:
+        along = "" if self.how in ("replicated", "sum") else f" along axis {self.axis}"
+        return f"{self.pattern}:{self.slot} is {self.how}{along}{f' ({self.where})' if self.where else ''}"
+
+
+Layout = tuple[Level, ...]  # outermost first; neighbouring ranks differ in the innermost
+
+
+def words(layout: Layout) -> str:
+    """ "replicated", "cat along axis 2", "cat along axis 0 of sums"."""
+    said = []
+    for level in layout:
+        order = f", {len(level.blocks) // level.size} parts cut one by one" if level.blocks else ""
+        said.append(level.how if level.how in ("replicated", "sum") else f"{level.how} along axis {level.axis}{order}")
+    return " of ".join(said) or "on one rank"
+
+
+def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
+    """The expression that joins the tensors of all ranks, named r0, r1, ... by place. shown: the place of the one taken of replicas."""
+    bound = {f"r{i}": [shape] for i, shape in enumerate(shapes)}
+
+    def build(levels: Layout, places: Sequence[int]) -> Node:
+        if not levels:
+            return Name(f"r{places[0]}")
+        level, step = levels[0], len(places) // levels[0].size
+        groups = [places[i * step : (i + 1) * step] for i in range(level.size)]
+        if level.how == "replicated":
+            return build(levels[1:], next((g for g in groups if shown in g), groups[0]))
+        parts = tuple(build(levels[1:], g) for g in groups)
+        if level.how == "sum":
+            return Sum(parts)
+        dims = len(parts[0].shape(bound))
+        axis = -1 if level.axis == dims - 1 else level.axis
+        if level.blocks:
+            return Cat(tuple(_cut(parts[r], level.axis, a, b) for r, a, b in level.blocks), axis)
+        if level.how == "zigzag":
+            halves = [p.shape(bound)[level.axis] // 2 for p in parts]
+            first = [_cut(p, level.axis, 0, h) for p, h in zip(parts, halves, strict=True)]
+            second = [_cut(p, level.axis, h, 2 * h) for p, h in zip(parts, halves, strict=True)]
+            return Cat((*first, *reversed(second)), axis)
+        if level.how == "striped":
+            names = [f"a{i}" for i in range(dims)]
+            left, right = list(names), list(names)
+            left[level.axis], right[level.axis] = f"(r {names[level.axis]})", f"({names[level.axis]} r)"
+            return Rearrange(Cat(parts, axis), f"{' '.join(left)} -> {' '.join(right)}", (("r", level.size),))
+        return Cat(parts, axis)
+
+    return build(layout, range(len(shapes)))
+
+
+def bound_to(made: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
+    """The expression over the records of the ranks: with *ranks for all of them in order, else by name, as far as they are used."""
+    if isinstance(made, Cat | Sum) and made.parts == tuple(Name(f"r{i}") for i in range(len(records))):
+        star = (Star("ranks"),)
+        return (Cat(star, made.axis) if isinstance(made, Cat) else Sum(star)), {"ranks": tuple(records)}
+    used = sorted(set(names(made)), key=lambda name: int(name[1:]))
+    return made, {name: (records[int(name[1:])],) for name in used}
+
+
+def _cut(of: Node, axis: int, start: int, stop: int) -> Node:
+    return Cut(of, (*[slice(None)] * axis, slice(start, stop)))
+
+
+def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
+    """Every layout that these shapes allow, with the shape of the whole: one level, or two where ranks form a grid. Simplest first."""
+    n, first = len(shapes), shapes[0]
+    if n == 1:
+        return [((), first)]
+    if len(set(shapes)) > 1:  # the last piece may be shorter
+        odd = [k for k in range(len(first)) if len({(s[:k], s[k + 1 :]) for s in shapes if len(s) == len(first)}) == 1]
+        if any(len(s) != len(first) for s in shapes) or len(odd) != 1:
+            return []
+        k = odd[0]
+        return [((Level("cat", n, k),), (*first[:k], sum(s[k] for s in shapes), *first[k + 1 :]))]
+    hows = [("replicated", -1), ("sum", -1), *(("cat", k) for k in range(len(first)))]
+    found: list[tuple[Layout, Shape]] = []
+    for sizes in [(n,), *((n // b, b) for b in range(2, n) if n % b == 0)]:
+        for picked in product(hows, repeat=len(sizes)):
+            if len(picked) == 2 and picked[0] == picked[1]:
+                continue  # the one level with all ranks says that
+            whole = list(first)
+            for (how, axis), size in zip(picked, sizes, strict=True):
+                if how == "cat":
+                    whole[axis] *= size
+            found.append((tuple(Level(h, s, max(k, 0)) for (h, k), s in zip(picked, sizes, strict=True)), tuple(whole)))
+    return found
+
+
+def fits(shape: Shape, other: Shape) -> int:
+    """2: one shape. 1: one but for axes of extent one, their order reversed, or axes merged. 0: not."""
+    if shape == other:
+        return 2
+    bare, wanted = ([n for n in s if n != 1] for s in (shape, other))
+    return int(bare == wanted or bare == wanted[::-1] or (math.prod(shape) == math.prod(other) and shape[-1:] == other[-1:]))
+
+
+def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
+    """The layout, and the same with pieces in other orders along its axes but the last one."""
+    found = [layout]
+    for i, level in enumerate(layout):
+        extent = shapes[0][level.axis] if shapes[0] else 0
+        if level.how == "cat" and len(set(shapes)) == 1 and level.axis < len(shapes[0]) - 1:
+            others = ["striped"] * (extent > 1) + ["zigzag"] * (extent % 2 == 0 and extent > 0)
+            found += [(*layout[:i], Level(how, level.size, level.axis), *layout[i + 1 :]) for how in others]
+    return found
+
+
+def apart(made: Array, wanted: Array) -> float:
+    """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged or reversed do not count."""
+    if made.shape == wanted.shape or made.size != wanted.size:
+        return distance(wanted, made)
+    bare = [n for n in made.shape if n != 1]
+    turned = bare == [n for n in wanted.shape if n != 1][::-1] and bare != bare[::-1]
+    return distance(wanted.reshape(-1), np.ascontiguousarray(made.T if turned else made).reshape(-1))
+
+
+def part_order(shards: Sequence[Array], whole: Sequence[Array], axis: int) -> tuple[tuple[int, int, int], ...]:
+    """Blocks (rank, start, stop) of the shards in the order of the whole, where parts were cut one by one; () when they were not.
+
+    whole: one tensor, or the parts it is made of, in order. Rows along `axis` are recognised by their bits; a few may differ. Within
+    every part the ranks come in order: pieces that lie on other ranks than they should are a fault, not a layout.
+    """
+    rows: dict[bytes, tuple[int, int]] = {}
+    total = 0
+    for rank, shard in enumerate(shards):
+        for i, row in enumerate(_rows(shard, axis)):
+            total += 1
+            rows[row] = (rank, i)
+    if len(rows) < 0.9 * total:
+        return ()  # rows that are alike tell nothing
+    kind = shards[0].dtype
+    places = [rows.get(row) for part in whole for row in _rows(part.astype(kind), axis)]
+    if len(places) != total or sum(p is not None for p in places) < 0.9 * total:
+        return ()
+    blocks: list[list[int]] = []
+    for at, place in enumerate(places):
+        if blocks and (place is None or (place[0] == blocks[-1][0] and place[1] == blocks[-1][2])):
+            blocks[-1][2] += 1  # a row that was not recognised lies behind the one before it
+        elif place is not None:
+            blocks.append([place[0], place[1], place[1] + 1])
+        elif at == 0:
+            return ()
+    n = len(shards)
+    ranks = [b[0] for b in blocks]
+    covered = sorted((r, a, b) for r, a, b in blocks)
+    whole_ranks = all(
+        [a for r, a, _ in covered if r == rank] == [0, *[b for r, _, b in covered if r == rank][:-1]]
+        and [b for r, _, b in covered if r == rank][-1] == shards[rank].shape[axis]
+        for rank in set(ranks)
+    )
+    if ranks != [*range(n)] * (len(ranks) // n) or len(ranks) == n or not whole_ranks:
+        return ()
+    return tuple((r, a, b) for r, a, b in blocks)
+
+
+def _rows(array: Array, axis: int) -> list[bytes]:
+    moved = np.ascontiguousarray(np.moveaxis(array, axis, 0))
+    return [row.tobytes() for row in moved]

@@ -1,1 +1,0 @@
-"""The ranks of a run joined to one."""

@@ -1,0 +1,1 @@
+"""Pairs tensors that no call leads to."""

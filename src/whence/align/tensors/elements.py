@@ -1,0 +1,138 @@
+"""The tensors of a run with calls and of one of labels, with those inside calls that its programs gave when run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whence import _kernels, dtypes
+from whence.align.derived_run import Derived
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Record, Run, Sketch, Statistics
+from whence.results import Made
+
+_HELD = 512  # arrays that were read last
+
+Numbers = tuple[int, ...]
+Family = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A tensor inside a call of a captured program that is no record of it: what one operator of its program gave."""
+
+    call: int
+    operation: int
+    name: str
+    array: Array
+
+
+Inside = Callable[[int, frozenset[int]], Iterable[Inner]]
+"""(step, element counts) -> tensors inside the calls of that step with so many elements."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A tensor of the run with calls. roles: what calls know it as, (name with stars, numbers), in order of execution."""
+
+    record: int
+    order: int
+    roles: list[tuple[Family, Numbers]] = field(default_factory=list)
+    words: str = ""
+    made: bool = False
+
+
+@dataclass(slots=True)
+class Tap:
+    """A tensor of the run of labels."""
+
+    call: int
+    record: int
+    order: int
+    family: Family
+    numbers: Numbers
+    name: str
+
+
+class Recomputed(Derived):
+    """A run with tensors behind its own that were computed again from its programs, since it does not hold them."""
+
+    def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]) -> None:
+        super().__init__(base, made, records)
+        self._arrays = arrays
+
+    def _make(self, made: Made) -> Array:
+        view = self._arrays[made.record - self._first].view()
+        view.flags.writeable = False
+        return view
+
+
+class Elements:
+    """Records and arrays by number: the runs' own, and behind those of the run with calls what was computed again.
+
+    rich: the run with calls; taps: the run of labels. inner: what was computed; first_inner: the number of its first.
+    """
+
+    def __init__(self, rich: Run, taps: Run) -> None:
+        self.rich, self.taps = rich, taps
+        self.inner: list[Inner] = []
+        self.first_inner = len(rich.records)
+        self._inner_records: list[Record] = []
+        self._arrays: dict[tuple[bool, int], Array | None] = {}
+
+    def record(self, rich: bool, at: int) -> Record:
+        if rich:
+            return self._inner_records[at - self.first_inner] if at >= self.first_inner else self.rich.records[at]
+        return self.taps.records[at]
+
+    def array(self, rich: bool, at: int) -> Array | None:
+        """Elements, None where they were not kept. Those read last are held."""
+        key = rich, at
+        if key not in self._arrays:
+            if len(self._arrays) > _HELD:
+                self._arrays.pop(next(iter(self._arrays)))
+            try:
+                inner = rich and at >= self.first_inner
+                self._arrays[key] = self.inner[at - self.first_inner].array if inner else (self.rich if rich else self.taps).array(at)
+            except ElementsMissing:
+                self._arrays[key] = None
+        return self._arrays[key]
+
+    def add(self, item: Inner) -> int:
+        """The number of a tensor that was computed again."""
+        number = self.first_inner + len(self.inner)
+        self.inner.append(item)
+        self._inner_records.append(_described(number, item.array))
+        return number
+
+    def with_inner(self, used: Collection[int]) -> Run:
+        """The run with calls, and those of the computed tensors that are used."""
+        if not any(number >= self.first_inner for number in used):
+            return self.rich
+        made = [
+            Made(self.first_inner + i, f"operator {item.operation} of {self.rich.calls[item.call].scope}, computed again", (), item.name)
+            for i, item in enumerate(self.inner)
+        ]
+        unused = np.zeros(0, np.uint8)
+        arrays = [item.array if self.first_inner + i in used else unused for i, item in enumerate(self.inner)]
+        return Recomputed(self.rich, made, self._inner_records, arrays)
+
+
+def _described(number: int, array: Array) -> Record:
+    """A record of a computed tensor, with figures of its elements."""
+    wide = np.abs(array).astype(np.float64) if array.dtype.kind == "c" else array.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    figures = sketch = None
+    if finite.size:
+        figures = Statistics(
+            array.size, float(finite.min()), float(finite.max()), float(finite.mean()), float(finite.std()),
+            float(np.linalg.norm(finite)), int(np.isnan(wide).sum()), int(np.isinf(wide).sum()), int((wide == 0).sum()),
+        )  # fmt: skip
+        square = finite * finite
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        check = _kernels.checksum(data, array.dtype.itemsize)
+        sketch = Sketch(check, float(np.abs(finite).sum()), float((square * finite).sum()), float((square * square).sum()))
+    return Record(number, dtypes.of(array).name, tuple(array.shape), statistics=figures, sketch=sketch)

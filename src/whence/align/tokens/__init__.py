@@ -1,1 +1,0 @@
-"""Rows and tokens: batches, steps and padding brought to one form."""

@@ -1,0 +1,1 @@
+"""Puts verdicts and findings together to the answer."""

@@ -1,0 +1,1 @@
+"""What the two runs were given: inputs of the roots, positions and masks."""

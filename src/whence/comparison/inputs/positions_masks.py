@@ -1,0 +1,131 @@
+"""Positions and masks that both runs were given otherwise: reported, and a fault only where the outputs depend on it.
+
+Rotary positions count from any start, and a mask may block what was never looked at: that two integers differ proves nothing. That
+the outputs then part by more than rounding does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from whence import align, judge
+from whence.comparison.paired_runs import Faces
+from whence.records import Call
+from whence.results import SlotPair, Verdict
+
+
+class Otherwise:
+    """Integers that are no tokens and differ, where the target was given them and did not make them."""
+
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
+        self._harmless: dict[str, list[str]] = {}
+        self._given: set[int] = set()
+        made: set[int] = set()
+        for call in faces.target.calls:
+            if call.parent == -1:
+                self._given.update(r.record for r in call.slots("input"))
+            made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
+        self._given -= made
+        self._found: dict[tuple[int, int], SlotPair] = {}
+        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(list)  # pairs of roots, by step
+        for index, pair in enumerate(faces.plan.pairs):
+            call = faces.calls[pair.reference]
+            if call.parent == -1:
+                self._roots[align.step_of(call)].append(index)
+
+    def notes(self) -> list[str]:
+        """What was given otherwise and does no harm, a sentence for each tensor of each module."""
+
+        def where(steps: list[str]) -> str:
+            return steps[0] + (f" and {len(steps) - 1} more" if len(steps) > 1 else "")
+
+        return [
+            f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding" for name, steps in self._harmless.items()
+        ]
+
+    def given(self, slot: SlotPair) -> bool:
+        """Is this an integer or boolean tensor that the caller of the target chose? Then no operator of it is at fault; it is noted."""
+        exact = judge.unit_roundoff(self.faces.target.records[slot.target_record].dtype) == 0.0
+        if not exact or slot.target_record not in self._given:
+            return False
+        if not self.faces.measured[slot.reference_record, slot.target_record].identical:
+            self.blame(slot)
+        return True
+
+    def blame(self, slot: SlotPair) -> None:
+        """Take such a tensor that the callers of both runs chose, and chose differently."""
+        self._found.setdefault((slot.reference_record, slot.target_record), slot)
+
+    def harmless(self, call: Call, slot: SlotPair) -> bool:
+        """Does nothing that the root of a call returns depend on this difference beyond rounding? Then it is noted."""
+        error, limit = self._outputs(call)
+        if error is None or error > limit:
+            return False
+        name = f"{call.scope or call.root}: {slot.reference_slot.removeprefix('input.')}"
+        self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
+        return True
+
+    def judged(self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs are beyond rounding; else a note.
+
+        others: roots that were given other tokens, so that their outputs prove nothing.
+        """
+        out = dict(verdicts)
+        for call, name, slot in self._users():
+            if call.root in others or self.harmless(call, slot):
+                continue
+            error, limit = self._outputs(call)
+            what = f"{name.removeprefix('input.')} {self._where(slot)}"
+            number = self.faces.pair_of[call.id]
+            size = (
+                f"the outputs differ by rel_l2 {error:.2g}, rounding explains {limit:.1g}"
+                if error is not None
+                else "the outputs could not be measured"
+            )
+            confidence = "certain" if error is not None else "suspect"
+            out[call.id, -1 if call.leaf else 0] = Verdict(
+                number, "introduced", stretch=-1 if call.leaf else 0, evidence="two dumps", confidence=confidence, cause="input",
+                numbers={"e_out": error}, slot=name, sentence=f"given another {what}; {size}",
+            )  # fmt: skip
+        return out
+
+    def _users(self) -> Iterator[tuple[Call, str, SlotPair]]:
+        """For each pair of tensors found the first call that works on it, a leaf where there is one, and its slot."""
+        users: dict[tuple[int, int], list[tuple[Call, str]]] = defaultdict(list)
+        for pair in self.faces.plan.pairs if self._found else ():
+            for slot in pair.slots:
+                key = slot.reference_record, slot.target_record
+                if key in self._found and slot.reference_slot.startswith("input"):
+                    users[key].append((self.faces.calls[pair.reference], slot.reference_slot))
+        for key, found in users.items():
+            yield *min(found, key=lambda user: (not user[0].leaf, user[0].order)), self._found[key]
+
+    def _outputs(self, call: Call) -> tuple[float | None, float]:
+        """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step of a call.
+
+        Keys in a cache are turned by the absolute position: they differ where nothing else does.
+        """
+        errors = [
+            self.faces.error(s)
+            for index in self._roots[align.step_of(call)]
+            for s in self.faces.slots[index].values()
+            if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
+        ]
+        u = max((e.u for e in errors), default=0.0)
+        limit = min(judge.LIMITS.otherwise * u, max(10 * u, 0.05))
+        values = [e.value for e in errors if e.value is not None and np.isfinite(e.value)]
+        return (max(values) if values and len(values) == len(errors) else None), limit
+
+    def _where(self, slot: SlotPair) -> str:
+        arrays = self.faces.arrays(slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape:
+            return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"
+        different = np.argwhere(arrays[0] != arrays[1])
+        if not len(different):
+            return f"({arrays[0].dtype} against {arrays[1].dtype})"
+        at = tuple(int(i) for i in different[0])
+        return f"(at {list(at)}: {arrays[0][at]} against {arrays[1][at]})"

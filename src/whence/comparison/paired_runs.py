@@ -1,0 +1,284 @@
+"""Two runs face to face: who faces whom, how far each pair of tensors is apart, and what faces a slot of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whence import align, judge, metrics
+from whence.comparison.prepare.masks import alike
+from whence.comparison.verdicts.declared import Declaring
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Looked, Over, Record, Run, children, marks, region
+from whence.results import CallPair, Measured, Plan, SlotPair
+
+if TYPE_CHECKING:
+    from whence.comparison.pipeline import CompareOptions
+    from whence.comparison.verdicts.repeated_runs import Again
+
+_SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
+
+
+class Read(Over):
+    """A run whose calls were read once and whose records stay read: they are looked at many times."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, list(run.calls), Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)))
+
+
+class Faces:
+    """The plan of a comparison, carried out.
+
+    calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
+    target: with its masks in the reference's form (`masks.alike`); shown: as it is. kids, target_kids: children of every call.
+    made: records that some call of the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
+    """
+
+    def __init__(
+        self, reference: Read, target: Read, plan: Plan, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]
+    ) -> None:
+        self.reference = reference
+        self._options, self._again, self._tell = options, again, tell
+        self.stated = options.stated
+        self.calls = reference.calls
+        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        self.kids, self.target_kids = children(self.calls), children(target.calls)
+        self.plan = plan
+        self.shown, self.target = target, alike(reference, target, self.plan)
+        self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
+        self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+        self.declaring = Declaring(options.policy, reference, self.target, self.plan)
+        self.measured: dict[tuple[int, int], Measured] = {}
+        self._lone_errors: dict[tuple[int, int], float] = {}
+        self._masks: dict[tuple[int, int], judge.Error] = {}
+        self._held: dict[int, dict[str, int]] = {}
+        self._makers: dict[int, int] | None = None
+        self._made_of: dict[int, int] = {}
+
+    def maker(self, slot: SlotPair) -> Call | None:
+        """The call of the target that left what a tensor was made of; None where none did."""
+        if self._makers is None:
+            made_by = {r.record: c.id for c in self.target.calls for r in c.slots("output")}
+            self._makers = {r.record: c.id for c in self.target.calls for r in c.refs} | made_by
+            self._made_of = {m.record: m.operands[0][1][0] for m in self.plan.made_target if m.operands}
+        record = slot.target_record
+        while record in self._made_of:
+            record = self._made_of[record]
+        found = self._makers.get(record)
+        return self.target.calls[found] if found is not None else None
+
+    # ---- how far apart
+
+    def measure(self) -> None:
+        """Measure every pair of tensors, each once."""
+        wanted = dict.fromkeys((s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots)
+        out: dict[tuple[int, int], Measured] = {}
+        left: list[tuple[int, int]] = []
+        for key in wanted:
+            a, b = self.reference.records[key[0]], self.target.records[key[1]]
+            if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
+                out[key] = _SAME
+            elif said := next((r.why for r in (a, b) if marks.is_unplaced(r)), ""):
+                out[key] = Measured("none", False, why=said)
+            elif a.shape != b.shape:
+                out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
+            else:
+                left.append(key)
+        readable: list[tuple[int, int]] = []
+
+        def arrays() -> Iterator[tuple[Array, Array]]:
+            for key in left:
+                try:
+                    pair = self.reference.array(key[0]), self.target.array(key[1])
+                except ElementsMissing as error:
+                    out[key] = Measured("none", False, why=str(error))
+                    continue
+                readable.append(key)
+                self._tell(len(readable), len(left), "measuring")
+                yield pair
+
+        results = metrics.measure_many(
+            arrays(), tier=self._options.tier, rtol=self._options.rtol, atol=self._options.atol, threads=self._options.threads
+        )
+        out.update(zip(readable, results, strict=True))
+        self.measured = out
+
+    def error(self, slot: SlotPair) -> judge.Error:
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        u = judge.roundoff(a, b)
+        unmasked = self.declaring.error(slot, metrics.measure, u)
+        if unmasked is not None:
+            return unmasked
+        measured = self.measured[slot.reference_record, slot.target_record]
+        error = judge.error_of(measured, a, b, u)
+        if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
+            error = judge.error_of_codes(measured) or error
+        if self.partly(slot):  # and figures of the few that are shown say little of the whole
+            error = dataclasses.replace(error, exact=False, drift=None)
+        if error.value is None and error.u and measured.tier != "none":
+            error = self._between_sentinels(slot, error)
+        if error.u and not error.codes and (at := judge.lone_element(measured)) is not None:
+            error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
+        spread = self._again.spread(slot.reference_record, measured)
+        return dataclasses.replace(error, spread=spread) if spread else error
+
+    def accumulated(self, slot: SlotPair, error: judge.Error) -> judge.Error:
+        """The error of what was computed from codes: wider integers are sums of them, and differ by as much as numbers do."""
+        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        size = self.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
+        if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
+            return error
+        return judge.Error(size, codes=True)
+
+    def rounded(self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error) -> judge.Error:
+        """The error of codes, none where they part only at values of an input that lie at the boundary between two."""
+        codes = self.arrays(slot) if error.codes and error.value and not error.lone else None
+        if codes is None:
+            return error
+        for given in inputs:
+            record = self.reference.records[given.reference_record]
+            arrays = self.arrays(given) if record.shape == self.reference.records[slot.reference_record].shape else None
+            same = self.measured[given.reference_record, given.target_record].identical
+            if arrays is not None and same and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
+                return dataclasses.replace(error, value=0.0)
+        return error
+
+    def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
+        """The error of what a call read without what masks hide (`judge.below_masks`); without elements, unknown for what softmax read."""
+        error = self.error(slot)
+        if not error.value or not error.u or not math.isfinite(error.value):
+            return error
+        arrays = self.arrays(slot)
+        if arrays is not None:
+            return judge.below_masks(*arrays, error) if arrays[0].shape == arrays[1].shape else error
+        masked = "softmax" in call.op_type.lower() and judge.may_be_masked(self.reference.records[slot.reference_record])
+        return judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
+
+    def partly(self, slot: SlotPair) -> str:
+        """What was not printed of a pair that comes from text, in words; "" when nothing is missing."""
+        return judge.partly(self.reference.records[slot.reference_record], self.target.records[slot.target_record])
+
+    def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
+        """The error of a mask, each worked out once: all layers share one."""
+        key = (slot.reference_record, slot.target_record)
+        found = self._masks.get(key)
+        if found is None:
+            arrays = self.arrays(slot)
+            found = self._masks[key] = judge.between(*arrays, unknown.u) if arrays is not None else unknown
+        return found
+
+    def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
+        """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""
+        key = (slot.reference_record, slot.target_record)
+        found = self._lone_errors.get(key)
+        if found is None:
+            arrays = self.arrays(slot)
+            a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
+            size = max(abs(a), (measured.values.get("reference_norm") or 0.0) / np.sqrt(self.reference.records[key[0]].count))
+            found = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
+        return found
+
+    def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
+        try:
+            return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
+        except ElementsMissing:
+            return None
+
+    def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
+        """What the elements of the pair that differs most show; None where none are known."""
+        known = [(self.error(slot), slot) for slot in slots]
+        error, slot = max(known, key=lambda item: item[0].value or 0.0)
+        arrays = self.arrays(slot)
+        return judge.sight(*arrays, error.u, judge.LIMITS.within(error.u)) if arrays is not None else None
+
+    def slot(self, index: int, slot: str) -> SlotPair | None:
+        """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
+        if slot.startswith("param"):
+            return self.slots[index].get(slot) or self._deeper_parameter(index, slot)
+        if not slot[0].isdigit():
+            return self.slots[index].get(slot)
+        k, _, slot = slot.partition(":")
+        kids = self.kids.get(self.plan.pairs[index].reference, [])
+        child = self.pair_of.get(kids[int(k)]) if int(k) < len(kids) else None
+        return self.slots[child].get(slot) if child is not None else None
+
+    def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
+        """A parameter that the target's call has under a wrapper's name, or that a call below it has ("param.norm1.weight")."""
+        pair = self.plan.pairs[index]
+        other = self.target.calls[pair.target]
+        wrapped = self.inner_parameter(other, self.calls[pair.reference], slot)
+        if wrapped is not None:
+            return wrapped
+        record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
+        name = f"{other.scope}.{slot[6:]}" if other.scope else slot[6:]
+        below = list(self.target_kids.get(other.id, ()))
+        while below and record is not None:
+            call = self.target.calls[below.pop()]
+            if name.startswith(f"{call.scope}."):
+                inside = f"param.{name[len(call.scope) + 1 :]}"
+                for ref in call.refs:
+                    if ref.slot == inside:
+                        return SlotPair(slot, inside, record, ref.record)
+                below += self.target_kids.get(call.id, ())
+        return None
+
+    def inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
+        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        held = self._held.get(other.id)
+        if held is None:
+            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            self._held[other.id] = held
+        name = align.normal_scope(f"{inner.scope}.{slot[6:]}" if inner.scope else slot[6:])
+        scope = align.normal_scope(other.scope)
+        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
+        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+
+    def all_same(self, index: int, slots: Iterable[str]) -> bool:
+        pairs = [self.slot(index, slot) for slot in slots]
+        keys = [(p.reference_record, p.target_record) for p in pairs if p is not None]
+        return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
+
+    def hands_on(self, call: Call) -> bool:
+        """Did an operator of the reference return what it was given?"""
+        return region.hands_on(self.reference, call)
+
+    def alone(self, call: int) -> list[int]:
+        """Calls below this one without a partner, and without one between; of those that were asked for."""
+        found: list[int] = []
+        todo = [call]
+        while todo:
+            below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
+            found += [k for k in below if align.NOT_SELECTED not in self.calls[k].notes]
+            todo += below
+        return found
+
+    def shows_no_inside(self, index: int, pair: CallPair) -> bool:
+        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?
+
+        Also one of which the target shows the innermost calls alone: these are then the same to the bit too, and what is missing are
+        the calls around them.
+        """
+        if not self.kids.get(pair.reference) or not self._is_identical(index):
+            return False
+        if not self.target_kids.get(pair.target):
+            return True
+        around = self.alone(pair.reference)
+        within = {k for call in (pair.reference, *around) for k in self.kids.get(call, ())}
+        paired = [self.pair_of[k] for k in within if k in self.pair_of]
+        return bool(around) and all(self.kids.get(k) for k in around) and all(map(self._is_identical, paired))
+
+    def _is_identical(self, index: int) -> bool:
+        slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
+        return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
+
+
+def _shape(record: Record) -> str:
+    return f"({', '.join(map(str, record.shape))})"

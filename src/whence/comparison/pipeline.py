@@ -1,0 +1,203 @@
+"""The stages of a comparison in order: plan, measure, first things first, judge, locate, answer."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from whence import align, extras
+from whence.comparison.answer import generation
+from whence.comparison.answer.occurrences import counted, of_operators
+from whence.comparison.answer.origin import Tracer, flow_of
+from whence.comparison.answer.summary import Answer
+from whence.comparison.inputs.positions_masks import Otherwise
+from whence.comparison.inputs.root_inputs import FirstThings
+from whence.comparison.paired_runs import Faces, Read
+from whence.comparison.prepare import rewritten_modules
+from whence.comparison.prepare.labels import plain as labelled_plain
+from whence.comparison.prepare.stored_precision import Computed, as_computed
+from whence.comparison.prepare.whole_model import put_together
+from whence.comparison.replays.user_model import Models
+from whence.comparison.verdicts import compiled_kernels
+from whence.comparison.verdicts.checkpoints import complete
+from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
+from whence.comparison.verdicts.indices import notes as notes_of_ties
+from whence.comparison.verdicts.operator_forms import formed
+from whence.comparison.verdicts.patched import declare_patched
+from whence.comparison.verdicts.ranks import Ranked
+from whence.comparison.verdicts.regions import Judging
+from whence.comparison.verdicts.repeated_runs import Again
+from whence.comparison.verdicts.source_lines import placed
+from whence.comparison.verdicts.sparse_target import inside
+from whence.comparison.verdicts.status import decide
+from whence.comparison.verdicts.third_run import Third
+from whence.comparison.views.rows import viewed
+from whence.judge.policy import Policy
+from whence.readers.figures import described
+from whence.records import Run, regions
+from whence.results import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How two runs are compared.
+
+    replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
+    rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
+    replayed. policy: declared differences. match: by which rules calls are paired (`align.plan`).
+    chart: who faces whom, as the user says. sample: "all" replays every call,
+    "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
+    progress: called with (done, of, what).
+    model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
+    occurrences: count the executions of each operator, also where calls are modules.
+    stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
+    """
+
+    replay: bool = True
+    strict: bool = False
+    min_coverage: float = 0.9
+    tier: str = "full"
+    rtol: float = 1e-3
+    atol: float = 1e-5
+    allow: tuple[str, ...] = ()
+    threads: int | None = None
+    match: str = "auto"
+    sample: str = "auto"
+    budget: float | None = None
+    policy: Policy | None = None
+    chart: align.Map | None = None
+    model: Models | None = None
+    views: tuple[str, ...] = ()
+    stated: bool = False
+    occurrences: bool = False
+    progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
+
+
+NO_TORCH = (
+    "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For replay: pip install 'whence[torch]', or "
+    "compare on a machine that has it"
+)  # fmt: skip
+
+
+def without_replay(reference: Run, target: Run, options: CompareOptions) -> tuple[CompareOptions, tuple[str, ...]]:
+    """The options as far as they can be followed here, and a note: recorded programs run in torch, of Paddle's models too."""
+    if not options.replay or not (reference.programs or target.programs) or extras.is_here("torch"):
+        return options, ()
+    return replace(options, replay=False), (NO_TORCH,)
+
+
+def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -> tuple[Read, Read, align.Aligned]:
+    """Both runs as they are compared, and the plan with the runs it speaks of."""
+    within = functools.partial(inside, allow=options.allow) if options.replay else None
+    own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
+    aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
+    return own, other, rewritten_modules.judged_by_module(aligned, options)
+
+
+def compare_runs(
+    reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
+) -> Comparison:
+    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    if generation.logits_alone(reference, target):
+        return generation.compare_logits(reference, target, options, again, third)
+    options, unreplayed = without_replay(reference, target, options)
+    timing: dict[str, float] = {}
+
+    def tell(done: int, of: int, what: str) -> None:
+        if options.progress is not None:
+            options.progress(done, of, what)
+
+    with _Timer(timing, "plan"):
+        reference, target, labelled = labelled_plain(reference, target)
+        own, other, aligned = brought_face_to_face(reference, target, options)
+        left, right = Read(aligned.reference), Read(aligned.target)
+
+    def beside(run: Run) -> Read:
+        """A run of the reference's program in the form that the reference was brought to."""
+        if aligned.reference is own:
+            return Read(run)
+        alike = align.align(Read(run), other, match=options.match, chart=options.chart).reference
+        return Read(rewritten_modules.folded_like(left.base, alike))
+
+    with _Timer(timing, "again"):
+        further = [beside(described(run)) for run in again]
+        repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
+    with _Timer(timing, "third"):
+        finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
+    faces = Faces(left, right, put_together(aligned.plan, left.calls, right.calls), options, repeated, tell)
+    with _Timer(timing, "measure"):
+        faces.measure()
+    otherwise = Otherwise(faces)
+    first = FirstThings(faces, otherwise)
+    inputs_differ = first.sentences()
+    with _Timer(timing, "judge"):
+        tiles = list(regions(faces.calls))
+        repeated.find(tiles)
+        judging = Judging(faces, tiles, options, repeated, otherwise, tell)
+        verdicts = Ranked(judging).explained(judging.verdicts())
+        figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
+        verdicts = repeated.explained(verdicts, figures)
+        verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
+        verdicts = otherwise.judged(verdicts, first.differ)
+        verdicts = first.doubted(complete(formed(rewritten_modules.doubted(verdicts, faces), faces), faces))
+        verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
+        verdicts = placed(compiled_kernels.named(verdicts, faces), faces)
+    answer = Answer(faces, judging, finer)
+    with _Timer(timing, "locate"):
+        judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
+        found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
+        noted = remarks(judged, faces.calls, found, align.starred)
+    per_call = answer.per_call(verdicts)
+    coverage = answer.coverage(per_call)
+    if not faces.measured:  # a dump without tensors
+        coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
+    every, plan = tuple(verdicts.values()), faces.plan
+    status, why = decide(
+        found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage,
+        partly=answer.partly(),
+    )  # fmt: skip
+    result = Comparison(
+        status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
+        first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
+        unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
+        incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
+        rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
+        notes=(
+            *unreplayed,
+            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
+            *first.notes, *otherwise.notes(),
+            *notes_of_ties(every, [faces.calls[p.reference].scope or faces.calls[p.reference].root for p in plan.pairs]),
+            *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
+            *faces.declaring.notes(), *compiled_kernels.notes(faces, judging),
+            *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
+            *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
+        ),
+        remarks=tuple(noted), declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
+        without_partner=answer.without_partner(), nearest=answer.nearest(),
+        environment=tuple(align.differences(left, right)), timing=timing,
+        views=viewed(faces, options.views, per_call, tell) if options.views else {},
+    )  # fmt: skip
+    if options.occurrences or of_operators(faces):
+        tracer = Tracer(flow_of(faces.reference, right, plan, result.rows, every))
+        start = tracer.first() if of_operators(faces) and tracer.significant else None
+        result = msgspec.structs.replace(
+            result, occurrences=counted(faces, per_call, tracer.significant), origin=tracer.origin(start) if start is not None else None
+        )
+    with _Timer(timing, "tokens"):
+        made, unknown = generation.generated(own, other, result, faces.calls)
+    return msgspec.structs.replace(result, generation=made, notes=(*result.notes, *unknown))
+
+
+class _Timer:
+    def __init__(self, table: dict[str, float], name: str) -> None:
+        self.table, self.name = table, name
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        self.table[f"{self.name}_s"] = time.perf_counter() - self.start

@@ -1,0 +1,1 @@
+"""Brings two runs to a form in which they can be compared: masks, labels, precision."""

@@ -1,0 +1,245 @@
+"""Modules that one side computes by other operators: they are judged by what they are given and what they return.
+
+Operator by operator, code that was written anew faces nothing, or something that only has the same name. So a module whose own operators
+do not all face each other is brought to the form it has in a capture of modules: its operators become its program, which is run again on
+what the target gave it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whence import align
+from whence.errors import ReplayRefused
+from whence.judge import LIMITS
+from whence.records import Call, Over, Program, Ref, Run, children
+from whence.replay.composed import compose
+from whence.results import Plan, Verdict
+
+if TYPE_CHECKING:
+    from whence.comparison.paired_runs import Faces
+    from whence.comparison.pipeline import CompareOptions
+
+REWRITTEN = "its operators are judged together"
+"""The note of a call that stands for operators that the other run has otherwise."""
+
+Site = tuple[str, str]
+"""Root and scope of a module."""
+
+
+class Folded(Over):
+    """A run whose modules at `sites` have a program in the place of their operators."""
+
+    def __init__(self, base: Run, calls: list[Call], programs: Mapping[str, Program], sites: Collection[Site]) -> None:
+        super().__init__(base, calls)
+        self.programs, self.sites = programs, frozenset(sites)
+
+
+def has_operators(run: Run) -> bool:
+    """Is this a capture of operators below modules?"""
+    return run.info.options.get("level") == "op"
+
+
+def written_otherwise(reference: Run, target: Run, plan: Plan) -> tuple[set[Site], set[Site], tuple[str, ...]]:
+    """The modules of either run of which not all operators face each other, and a sentence that says so."""
+    across = {p.reference: p.target for p in plan.pairs}
+    below, below_target = children(reference.calls), children(target.calls)
+    back = {b: a for a, b in across.items()}
+    ours: dict[Site, Site] = {}
+    counts: Counter[Site] = Counter()
+    for pair in plan.pairs:
+        call, other = reference.calls[pair.reference], target.calls[pair.target]
+        if call.kind != "module" or other.kind != "module":
+            continue
+        mine = [k for k in below.get(call.id, ()) if reference.calls[k].kind == "operator"]
+        theirs = [k for k in below_target.get(other.id, ()) if target.calls[k].kind == "operator"]
+        if not mine and not theirs:
+            continue
+        alone = sum(k not in across for k in mine) + sum(k not in back for k in theirs)
+        alike = _forms(reference, call) == _forms(target, other)
+        if alone or (alike and _is_wired_otherwise(reference, target, mine, across)):
+            ours[call.root, call.scope] = other.root, other.scope
+            counts[call.root, call.scope] += 1
+    if not ours:
+        return set(), set(), ()
+    names = list(dict.fromkeys(align.starred(scope) or root for root, scope in ours))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    said = f"{', '.join(names[:3])}{more}: both runs have other operators there; each is judged as a whole, by its operators run again"
+    return set(ours), set(ours.values()), (said,)
+
+
+def _is_wired_otherwise(reference: Run, target: Run, mine: Sequence[int], across: Mapping[int, int]) -> bool:
+    """Do operators of one name stand for something else: other shapes out of equal ones, or other operators whose results they read?"""
+    faced = [(reference.calls[k], target.calls[across[k]]) for k in mine if k in across]
+    ours, theirs = _makers([a for a, _ in faced]), _makers([b for _, b in faced])
+    for call, other in faced:
+        given = {r.slot: r.record for r in other.slots("input")}
+        for ref in call.slots("input"):
+            maker, instead = ours.get(ref.record), theirs.get(given.get(ref.slot, -1))
+            if maker is not None and instead is not None and across[maker] != instead:
+                return True
+        if _forms(reference, call) != _forms(target, other):
+            return True
+    return False
+
+
+def _makers(calls: Sequence[Call]) -> dict[int, int]:
+    """Which of these calls made a record; not of records that several calls could have made."""
+    made: dict[int, list[int]] = {}
+    for call in calls:
+        for ref in call.slots("output"):
+            made.setdefault(ref.record, []).append(call.id if not ref.edge else -1)
+    return {record: found[0] for record, found in made.items() if len(found) == 1 and found[0] >= 0}
+
+
+def _forms(run: Run, call: Call) -> list[tuple[int, ...]]:
+    return [run.records[r.record].shape for r in call.refs if not r.slot.startswith("param")]
+
+
+def folded(run: Run, sites: Collection[Site]) -> Run:
+    """The run with these modules' own operators in a program each. What cannot be run again has none, and the reason."""
+    below = children(run.calls)
+    programs = dict(run.programs)
+    changed: dict[int, Call] = {}
+    dropped: set[int] = set()
+    for call in run.calls:
+        kids = [run.calls[k] for k in below.get(call.id, ())]
+        own = {k.id for k in kids if k.kind == "operator"}
+        if (call.root, call.scope) not in sites or call.kind != "module" or not own:
+            continue
+        dropped |= own
+        leaf = len(own) == len(kids)
+        try:
+            program = compose(call, kids, run.programs, run.records)
+        except ReplayRefused as refused:
+            changed[call.id] = msgspec.structs.replace(call, leaf=leaf, no_program=str(refused), notes=(*call.notes, REWRITTEN))
+            continue
+        programs[program.id] = program
+        notes = (*call.notes, REWRITTEN)
+        changed[call.id] = msgspec.structs.replace(call, leaf=leaf, program=program.id, no_program="", notes=notes)
+    if not dropped:
+        return run
+    for group in _backward_of(run, sites):
+        dropped |= {c.id for c in group[1:]}
+        changed[group[0].id] = _one_call(run, group)
+    kept = [changed.get(c.id, c) for c in run.calls if c.id not in dropped]
+    number = {c.id: i for i, c in enumerate(kept)}
+    calls = [msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1)) for c in kept]
+    return Folded(run, calls, programs, sites)
+
+
+def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:
+    """Operators of these modules' backward passes: those of one module that follow each other directly, in the order of execution."""
+    groups: list[list[Call]] = []
+    last: Call | None = None
+    for call in sorted(run.calls, key=lambda c: c.order):
+        if call.kind != "operator" or call.phase != "backward":
+            continue
+        if (call.root, call.scope) in sites:
+            if last is not None and (last.root, last.scope, last.parent) == (call.root, call.scope, call.parent):
+                groups[-1].append(call)
+            else:
+                groups.append([call])
+        last = call
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for group in groups:
+        key = group[0].key()._replace(op="", occurrence=0)
+        group[0] = msgspec.structs.replace(group[0], op="backward", occurrence=counts[key])
+        counts[key] += 1
+    return groups
+
+
+def _place(call: Call) -> tuple[str, str, int, int]:
+    return call.root, call.scope, call.step, call.micro
+
+
+def _one_call(run: Run, group: Sequence[Call]) -> Call:
+    """One call in the place of operators of a backward pass: from the gradients it is given, and what its module read and returned in
+    the forward pass, to the gradients that others read.
+
+    What a forward pass keeps for its backward depends on how it is written, so nothing of it is named.
+    """
+    first, inside = group[0], {c.id for c in group}
+    made = {r.record for c in group for kind in ("output", "mutated") for r in c.slots(kind)}
+    forward = [
+        c for c in run.calls
+        if c.kind == "module" and c.phase == "forward" and _place(c) == _place(first)
+    ]  # fmt: skip
+    refs: dict[str, Ref] = {}
+    for number, call in enumerate(forward):
+        for ref in call.refs:
+            if ref.slot.startswith(("input", "output", "param")):
+                slot = f"input.forward.{number}.{ref.slot}"
+                refs[slot] = Ref(slot, ref.record)
+    gradients = {
+        r.record for c in run.calls if c.phase == "backward" and c.id not in inside for r in (*c.slots("output"), *c.slots("mutated"))
+    }
+    read_elsewhere = {r.record for c in run.calls if c.id not in inside for r in c.slots("input")}
+    for kind, records in (
+        ("input", [r.record for c in group for r in c.slots("input") if r.record in gradients and r.record not in made]),
+        ("output", [r.record for c in group for k in ("output", "mutated") for r in c.slots(k) if r.record in read_elsewhere]),
+    ):
+        counts: Counter[str] = Counter()
+        for record in dict.fromkeys(records):
+            shape = "x".join(map(str, run.records[record].shape)) or "scalar"
+            slot = f"{kind}.gradient.{shape}.{counts[shape]}"
+            refs[slot] = Ref(slot, record)
+            counts[shape] += 1
+    return msgspec.structs.replace(
+        first, op_type="backward", refs=tuple(refs.values()), arguments={}, program="", leaf=True, aliases=(),
+        seconds=sum(c.seconds for c in group), notes=(*first.notes, REWRITTEN),
+        no_program="its operators are others than the other run's, and what they keep of the forward pass is too",
+    )  # fmt: skip
+
+
+def doubted(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
+    """The verdicts, without faults by the growth of an error that so many operators can make of rounding.
+
+    The limit of growth holds for one operator; how many of them stand here, and how they are written, differs between the runs.
+    """
+    out = dict(verdicts)
+    for key, verdict in verdicts.items():
+        if verdict.verdict != "introduced" or verdict.evidence not in ("two dumps", "statistics") or verdict.cause:
+            continue
+        call = faces.calls[faces.plan.pairs[verdict.pair].reference]
+        e_out = verdict.numbers.get("e_out")
+        if REWRITTEN not in call.notes or e_out is None:
+            continue
+        made = [s for s in faces.slots[verdict.pair].values() if s.reference_slot.startswith(("output", "mutated"))]
+        u = max((faces.error(slot).u for slot in made), default=0.0)
+        if e_out <= LIMITS.within(u):
+            sentence = f"rel_l2 {e_out:.2g}, which the rounding of operators that are written differently makes"
+            out[key] = msgspec.structs.replace(verdict, verdict="amplified", confidence="", score=None, sentence=sentence)
+        elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
+            sentence = (
+                f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that rounding usually grows to; its operators are "
+                "written differently in the two runs and could not be replayed: capture both at --level modules, or give --model"
+            )
+            out[key] = msgspec.structs.replace(verdict, verdict="undetermined", confidence="", score=None, sentence=sentence)
+    return out
+
+
+def judged_by_module(aligned: align.Aligned, options: CompareOptions) -> align.Aligned:
+    """Both runs as they are judged: modules that are written otherwise as a whole. Only captures of operators have such."""
+    reference, target = aligned.reference, aligned.target
+    if options.match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
+        return aligned
+    ours, theirs, said = written_otherwise(reference, target, aligned.plan)
+    if not ours:
+        return aligned
+    again = align.align(folded(reference, ours), folded(target, theirs), match=options.match, chart=options.chart)
+    notes = tuple(dict.fromkeys((*aligned.plan.notes, *said, *again.plan.notes)))
+    return align.Aligned(again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes))
+
+
+def folded_like(reference: Run, run: Run) -> Run:
+    """A further run of the reference in the form that the reference was brought to."""
+    while isinstance(reference, Over):
+        if isinstance(reference, Folded):
+            return folded(run, reference.sites)
+        reference = reference.base
+    return run

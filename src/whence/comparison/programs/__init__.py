@@ -1,0 +1,1 @@
+"""Compares exported programs, without data."""

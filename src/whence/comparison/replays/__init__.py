@@ -1,0 +1,1 @@
+"""Runs calls of the reference again on the inputs of the target."""

@@ -1,0 +1,1 @@
+"""Turns evidence into verdicts and findings, one kind of evidence a file."""

@@ -1,0 +1,93 @@
+"""What a verdict from two dumps cannot know by sizes: another form of an operator, other arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from whence import judge
+from whence.align import is_cache
+from whence.comparison.paired_runs import Faces
+from whence.comparison.verdicts.findings import GUILTY
+from whence.records import Call
+from whence.results import CallPair, SlotPair, Verdict
+
+_SHOWN = 40  # characters of an argument
+Verdicts = dict[tuple[int, int], Verdict]
+
+
+def formed(verdicts: Verdicts, faces: Faces) -> Verdicts:
+    """The verdicts, with calls guilty that computed another form of their operator than the reference, and what their arguments say."""
+    out = dict(verdicts)
+    for key, verdict in verdicts.items():
+        pair = faces.plan.pairs[verdict.pair]
+        call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
+        if key[1] < 0 and verdict.evidence == "two dumps" and verdict.verdict not in (*GUILTY, "identical"):
+            verdict = _by_form(verdict, call, faces)
+        if verdict.verdict == "introduced" and verdict.evidence != "replay" and (missing := not_passed(pair, call)):
+            verdict = msgspec.structs.replace(
+                verdict, verdict="structural", cause="input", sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}"
+            )
+        if verdict.verdict in GUILTY and (said := _arguments(call, other)):
+            verdict = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {said}")
+        out[key] = verdict
+    return out
+
+
+def not_passed(pair: CallPair, call: Call) -> str:
+    """Which input of the reference's call the target's was not given, in words; "" when it was given all."""
+    missing = [slot.removeprefix("input.") for slot in pair.only_reference if slot.startswith("input.")]
+    here = {r.slot for r in call.slots("input")}
+    missing = [name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")]
+    if not missing:
+        return ""
+    names = " and ".join(f"`{name}`" for name in missing[:3])
+    return f"{names} {'is' if len(missing) == 1 else 'are'} not passed in the target"
+
+
+def _by_form(verdict: Verdict, call: Call, faces: Faces) -> Verdict:
+    slots = faces.slots[verdict.pair].values()
+    inputs = [s for s in slots if s.reference_slot.startswith("input")]
+    outputs = [s for s in slots if s.reference_slot.startswith("output")]
+    if len(inputs) != 1 or len(outputs) != 1 or not judge.forms_of(call.op_type):
+        return verdict
+    given, made = (faces.arrays(slot) for slot in (inputs[0], outputs[0]))
+    if given is None or made is None:
+        return verdict
+    found = judge.told_apart(call.op_type, (given[0], made[0]), (given[1], made[1]))
+    if found is None:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, verdict="introduced", confidence="likely", cause="semantic", slot=outputs[0].reference_slot, score=None,
+        numbers={**verdict.numbers, "e_in": _value(faces, inputs[0]), "e_out": _value(faces, outputs[0])},
+        sentence=f"computed by {found.target} where the reference computes by {found.reference}: of {found.parts} elements at which "
+        f"these part, {found.agree} are those of {found.target}",
+    )  # fmt: skip
+
+
+def _value(faces: Faces, slot: SlotPair) -> float | None:
+    return faces.error(slot).value
+
+
+def _arguments(call: Call, other: Call) -> str:
+    """Arguments that are no tensors and differ, in words."""
+    differ = [
+        f"argument {name.removeprefix('input.')}: {_shown(mine)} against {_shown(other.arguments[name])}"
+        for name, mine in call.arguments.items()
+        if name in other.arguments and not _same(mine, other.arguments[name])
+    ]
+    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+    return f"{', '.join(differ[:3])}{more}"
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and isinstance(two, float):
+        return one == two or (math.isnan(one) and math.isnan(two))
+    return bool(one == two)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,96 @@
+"""The parameters of both sides: whether the run started with them, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from whence import align, judge
+from whence.comparison.paired_runs import Faces
+from whence.records import Call
+from whence.results import SlotPair
+
+
+class Parameters:
+    """Compares each pair of parameters once, bit by bit."""
+
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
+        self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
+        self._known: dict[tuple[int, int], judge.ParameterDifference] = {}
+
+    def is_given(self, call: Call, slot: SlotPair) -> bool:
+        """Is this parameter as the run started with, not as the run changed it?"""
+        # Operators of one name are as many operators as there are calls.
+        key = (call.root, call.scope, call.occurrence if call.kind == "operator" else 0, slot.reference_slot)
+        return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (slot.reference_record, slot.target_record)
+
+    def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
+        return {s.reference_slot: self.is_given(call, s) for s in slots.values() if s.reference_slot.startswith("param")}
+
+    def difference(self, slot: SlotPair) -> judge.ParameterDifference:
+        key = (slot.reference_record, slot.target_record)
+        known = self._known.get(key)
+        if known is None:
+            if key in self.faces.measured and self.faces.measured[key].identical:
+                known = judge.ParameterDifference(True, True)
+            else:
+                arrays = self.faces.arrays(slot)
+                if arrays is None:
+                    known = self._from_hash(slot)
+                else:
+                    known = judge.parameters(*arrays)
+            self._known[key] = known
+        return known
+
+    def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
+        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        if a.sketch is not None and b.sketch is not None and a.sketch.checksum == b.sketch.checksum and a.dtype == b.dtype:
+            return judge.ParameterDifference(False, False, "the same elements in another order (they were not kept, so not which)")
+        if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
+            return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
+        if (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and (moved := judge.drift(a, b)) is not None
+            and judge.parted(moved, judge.roundoff(a, b))
+        ):
+            return judge.ParameterDifference(False, True, "statistics differ (elements were not kept, so not how)", {})
+        return judge.ParameterDifference(False, False, "elements were not kept")
+
+    def by_path(self) -> Iterator[tuple[Call, list[tuple[str, judge.ParameterDifference]]]]:
+        """(call, differences) of the reference's calls, against what the target holds under the same paths, whichever of its calls does.
+
+        Each parameter once, as the run started with it; of models that hold others under one path nothing is said.
+        """
+        held: dict[str, int] = {}
+        roots: dict[str, str] = {}
+        several: set[str] = set()
+        for other in self.faces.target.calls:
+            for ref in other.slots("param"):
+                path = align.normal_scope(".".join(filter(None, (other.scope, ref.slot[6:]))))
+                if held.setdefault(path, ref.record) != ref.record and roots[path] != other.root:
+                    several.add(path)
+                roots.setdefault(path, other.root)
+        seen: set[tuple[str, str]] = set()
+        for call in self.faces.calls:
+            found = []
+            for ref in call.slots("param"):
+                path = align.normal_scope(".".join(filter(None, (call.scope, ref.slot[6:]))))
+                if path in held and path not in several and (call.root, path) not in seen:
+                    seen.add((call.root, path))
+                    found.append((ref.slot, self.difference(SlotPair(ref.slot, ref.slot, ref.record, held[path]))))
+            if found:
+                yield call, found
+
+    def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
+        """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
+        found: list[tuple[str, str, judge.ParameterDifference]] = []
+        seen: set[tuple[int, int]] = set()
+        for inner in (self.faces.calls[k] for k in self.faces.alone(call.id)):
+            for ref in inner.slots("param"):
+                pair = self.faces.inner_parameter(other, inner, ref.slot)
+                if pair is None or (pair.reference_record, pair.target_record) in seen or not self.is_given(inner, pair):
+                    continue
+                seen.add((pair.reference_record, pair.target_record))
+                found.append((inner.scope, ref.slot[6:], self.difference(pair)))
+        return found

@@ -1,0 +1,49 @@
+"""Where the user's code calls what a verdict is about: the lines that a capture keeps with its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from whence.comparison.paired_runs import Faces
+from whence.comparison.verdicts.findings import GUILTY
+from whence.records import Call, Program, Run
+from whence.results import Verdict
+
+
+def of_operation(call: Call, program: Program, place: int) -> str:
+    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not known.
+
+    A module of torch has no line of its own in the user's code, and shares its program with others.
+    """
+    if call.source.startswith("torch.") or not 0 <= place < len(program.lines):
+        return ""
+    return program.lines[place]
+
+
+def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
+    """Where the code of the call above calls this one, "" where that is not known."""
+    if call.parent < 0:
+        return ""
+    program = run.programs.get(run.calls[call.parent].program)
+    if program is None or not program.call_lines:
+        return ""
+    place = below[call.parent].index(call.id)
+    return next((line for (k, _), line in zip(program.calls, program.call_lines, strict=True) if k == place), "")
+
+
+def placed(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
+    """The verdicts, with the line that calls what is at fault, where no operator inside it has one."""
+    out = dict(verdicts)
+    for key, verdict in verdicts.items():
+        if verdict.verdict not in GUILTY or verdict.source or key[1] >= 0 or verdict.where or verdict.named >= 0:
+            continue
+        pair = faces.plan.pairs[verdict.pair]
+        broken = verdict.side == "reference"
+        run: Run = faces.reference if broken else faces.target
+        below = faces.kids if broken else faces.target_kids
+        call = run.calls[pair.reference if broken else pair.target]
+        if call.kind == "module" and (line := of_call(run, below, call)):
+            out[key] = msgspec.structs.replace(verdict, source=line)
+    return out

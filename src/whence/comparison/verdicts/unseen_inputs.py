@@ -1,0 +1,105 @@
+"""Calls of which a dump does not hold all that came in: hooks that print what an operator made, arrays recorded under a name, backward
+passes (which read what the forward pass kept).
+
+It cannot have been better than the worst of what was made before, so that is what such a call is held against; and it may depend on
+all of it.
+"""
+
+from __future__ import annotations
+
+from whence import judge
+from whence.comparison.paired_runs import Faces
+from whence.readers import LOGGED, UNTOLD
+from whence.records import Run
+from whence.results import SlotPair
+
+_NOTHING = judge.Error(0.0, exact=True)
+
+
+class Blind:
+    """Paired calls of the reference whose inputs at least one run does not tell, and those of which it shows some elements only.
+
+    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the way to what it read. ahead: of every
+    paired leaf, the largest error of all that was made before it, whatever it read.
+    """
+
+    def __init__(self, faces: Faces) -> None:
+        outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
+        self.calls: set[int] = set()
+        self.before: dict[int, judge.Error] = {}
+        self.ahead: dict[int, judge.Error] = {}
+        logged: dict[tuple[int, str], judge.Error] = {}  # by the kernel that runs now, which has not yet given its result
+        worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
+        earlier: dict[tuple[int, str, str], judge.Error] = {}  # up to the call of this name, in steps before
+        upto: dict[int, judge.Error] = {}  # by record, the largest on the way to it
+        step: dict[tuple[int, str], int] = {}
+        for call in sorted(faces.calls, key=lambda c: c.order):
+            index = faces.pair_of.get(call.id)
+            came = _NOTHING
+            for ref in call.slots("input"):
+                came = _worse(came, upto.get(ref.record, _NOTHING))
+            if index is None and call.leaf:
+                upto.update((ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind))
+            # A backward pass starts from a loss that was computed outside any module, of what the forward pass returned.
+            untold_region = call.kind == "region" and call.phase == "backward"
+            if index is None or not (call.leaf or UNTOLD in call.notes or untold_region):
+                continue
+            whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
+            if step.get(whole) != call.step:
+                step[whole], worst[whole], logged[whole] = call.step, _NOTHING, _NOTHING
+            untold = (call.kind == "label" or outputs_only) and not call.slots("input")
+            untold = untold or UNTOLD in call.notes or untold_region
+            if untold:
+                self.calls.add(call.id)
+            slots = faces.slots[index].values()
+            read = [s for s in slots if s.reference_slot.startswith("input")]
+            ahead = self.ahead[call.id] = _worse(came, _worse(worst[whole], earlier.get(name, _NOTHING)))
+            if untold:
+                came = ahead
+            if untold or any(map(faces.partly, read)):
+                self.before[call.id] = came
+            for slot in slots if call.leaf else ():
+                if slot.reference_slot.startswith(("output", "mutated")):
+                    error = faces.error(slot)
+                    held = logged if LOGGED in call.notes else worst
+                    held[whole] = _worse(held[whole], error)
+                    upto[slot.reference_record] = _worse(came, error)
+            if LOGGED not in call.notes:
+                worst[whole] = _worse(worst[whole], logged[whole])
+            earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
+        self._faces = faces
+        self._looked: dict[int, int] = {}
+
+    def within(self, call: int, stretch: int) -> list[judge.Error]:
+        """Errors of what was made inside the children right before a stretch of which a dump holds no outputs.
+
+        Stretches are asked for in order; children before one that was asked for are told once.
+        """
+        kids = self._faces.kids.get(call, [])
+        todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
+        self._looked[call] = stretch
+        found: list[judge.Error] = []
+        while todo:
+            kid = todo.pop()
+            found += [self._faces.error(slot) for slot in self._made(kid)]
+            todo += self._faces.kids.get(kid, [])
+        return found
+
+    def _shown(self, call: int) -> bool:
+        return not self._faces.kids.get(call) or call not in self._faces.pair_of or bool(self._made(call))
+
+    def _made(self, call: int) -> list[SlotPair]:
+        slots = self._faces.slots[self._faces.pair_of[call]].values() if call in self._faces.pair_of else ()
+        return [slot for slot in slots if slot.reference_slot.startswith(("output", "mutated"))]
+
+
+def _worse(one: judge.Error, other: judge.Error) -> judge.Error:
+    """The larger of two errors."""
+    if other.value is None or other.value <= (one.value or 0.0):
+        return one
+    return judge.Error(other.value, other.evidence, u=other.u, lone=other.lone, coarse=other.coarse)
+
+
+def _outputs_only(run: Run) -> bool:
+    """Does no operator of this run have an input?"""
+    return not any(call.leaf and call.slots("input") for call in run.calls)

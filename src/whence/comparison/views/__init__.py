@@ -1,0 +1,1 @@
+"""The verdicts of other tools, computed from our numbers."""

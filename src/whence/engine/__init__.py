@@ -1,1 +1,0 @@
-"""Where the work of a comparison runs: this process, a pool, a cluster."""

@@ -1,0 +1,1 @@
+"""Listens to a live program and hands calls to a `Sink`."""

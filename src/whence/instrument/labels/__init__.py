@@ -1,0 +1,1 @@
+"""Named tensors that a program hands over, and libraries that save their own."""

@@ -1,0 +1,258 @@
+"""Labels: tensors that a program names itself, as calls of kind "label" of a run; and those that only a file will hold. No framework.
+
+A label never raises into the program. What cannot be read is a record with the reason; a label of a file is a line beside the run
+until the file is there (`api.gathering`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence.errors import UsageError
+from whence.frameworks import host
+from whence.frameworks.array_protocols import to_host
+from whence.instrument.session import Session
+from whence.instrument.wording import raised
+from whence.records import Call, Ref
+
+SIDES = ("reference", "target")
+FOLDER = "labels"
+"""Beside the processes of a run: labels that wait for a file, and those that programs without Python wrote."""
+LABELS = "WHENCE_LABELS"
+"""The variable that tells a program of another language that folder (`whence_label.h`)."""
+TASK = "WHENCE_TASK"
+"""The variable that tells it the current task."""
+NO_PROGRAM = "a label has no program"
+
+
+class Begun:
+    """A task that has begun. is_block: it ends with a block."""
+
+    __slots__ = ("id", "is_block", "token")
+
+    def __init__(self, name: str) -> None:
+        self.id, self.is_block = name, False
+        self.token: Any = None
+
+
+class Tasks:
+    """Which task is current: a dialogue turn, a request. One that a block began is so in its thread (or coroutine), and for threads without
+    their own. Numbers are given while a run is active only, from 0, in the order in which tasks are first heard of.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._nameless = itertools.count()
+        self._own: ContextVar[Begun | None] = ContextVar("whence_task", default=None)
+        self._open: list[Begun] = []
+        self.variables: Mapping[str, str] = {}
+
+    @property
+    def now(self) -> str:
+        """The id of the current task, "" for none."""
+        own = self._own.get() or (self._open[-1] if self._open else None)
+        return own.id if own is not None else ""
+
+    def number(self, task: str) -> int:
+        """How many others came before it; 0 for none."""
+        with self._lock:
+            return self._numbers.setdefault(task, len(self._numbers)) if task else 0
+
+    def begin(self, name: str | None) -> Begun:
+        """Begin a task, or go on with it, until `end`, or until the next outside a block. name: None for "task0", "task1" ..."""
+        begun = Begun(f"task{next(self._nameless)}" if name is None else str(name))
+        before = self._own.get()
+        with self._lock:
+            if before is not None and not before.is_block and before in self._open:
+                self._open.remove(before)
+            self._open.append(begun)
+        begun.token = self._own.set(begun)
+        self.announce(begun.id)
+        return begun
+
+    def end(self, begun: Begun) -> None:
+        """The block of a task ends; the one before it is current again."""
+        with self._lock:
+            if begun in self._open:
+                self._open.remove(begun)
+        with contextlib.suppress(ValueError):  # ended in another context than it was begun in
+            self._own.reset(begun.token)
+        self.announce(self.now)
+
+    def announce(self, task: str) -> None:
+        """Set the variables that a library or `whence_label.h` reads; none without a run."""
+        if self.variables:
+            number = self.number(task)
+            for name, pattern in self.variables.items():
+                os.environ[name] = filled(pattern, task=task, number=number, pid=os.getpid())
+
+    def forget(self) -> None:
+        """A run has ended."""
+        self.variables, self._numbers = {}, {}
+
+
+def filled(pattern: str, **values: Any) -> str:
+    """A pattern with {name} replaced; other braces stay as they are."""
+    for name, value in values.items():
+        pattern = pattern.replace("{" + name + "}", str(value))
+    return pattern
+
+
+class Waiting(NamedTuple):
+    """A label of a file, to be read when the program has ended. at: nanoseconds since 1970."""
+
+    name: str
+    side: str
+    id: str
+    task: str
+    number: int
+    file: str
+    at: int
+    pid: int
+    tid: int
+    rank: int
+    cwd: str
+    source: str
+
+
+class Labels:
+    """Takes the labels of one process into a session.
+
+    folder: of the run. tasks: of this process. read: a framework's tensor -> (host array, stride, device, class), None for what it does not
+    know; raises UsageError for what has no elements.
+    """
+
+    def __init__(
+        self, session: Session, folder: str, tasks: Tasks, read: Callable[[Any], tuple[Any, tuple[int, ...], str, str] | None]
+    ) -> None:
+        self.session, self.folder, self._tasks, self._read = session, Path(folder), tasks, read
+        self._lock = threading.Lock()
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._pid = os.getpid()
+
+    def take(self, name: str, value: Any, side: str | None, file: Any, id: str | None, task: str, source: str) -> None:  # noqa: A002
+        """Take one label. Whatever happens is told in the run, never raised."""
+        session = self.session
+        if not session.active or os.getpid() != self._pid or not session.begin():  # a forked child has no right to these files
+            return
+        try:
+            name, side, given = self._words(name, side), side or "", "" if id is None else str(id)
+            number = self._tasks.number(task)
+            if file is not None and value is not None:
+                raise UsageError("give a tensor or a file, not both")
+            if file is not None:
+                self._wait(Waiting(name, side, given, task, number, os.fspath(file), time.time_ns(), os.getpid(),
+                                   threading.get_native_id(), session.rank, str(Path.cwd()), source))  # fmt: skip
+                return
+            session.over_budget(name, number)
+            record = self._record(name, value)
+            if record < 0:
+                return
+            with self._lock:
+                occurrence = self._seen[task, side, name]
+                self._seen[task, side, name] += 1
+            order = session.next_order()
+            call = Call(
+                order, name, side, number, order, rank=session.rank, occurrence=occurrence, kind="label", source=source, number=str(order),
+                leaf=True, no_program=NO_PROGRAM, refs=(Ref("output.0", record),), arguments=described(task, given, time.time_ns()),
+            )  # fmt: skip
+            session.call(call)
+        except Exception as error:  # noqa: BLE001 - a label never fails the program
+            session.note("label-error", f"{name!r}: {raised(error)}", str(name))
+
+    def _words(self, name: object, side: object) -> str:
+        if side is not None and side not in SIDES:
+            raise UsageError(f"side {side!r}: {' or '.join(SIDES)}")
+        if not isinstance(name, str) or not name:
+            raise UsageError("names of labels are texts that are not empty")
+        return name
+
+    def _record(self, name: str, value: Any) -> int:
+        """A tensor's record; one without elements and with the reason for what is none."""
+        session, device, subclass = self.session, "cpu", ""
+        stride: tuple[int, ...] = ()
+        try:
+            found = self._read(value)
+            if found is not None:
+                array, stride, device, subclass = found
+            else:
+                array = to_host("nothing" if value is None else value, name)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        except Exception as error:  # noqa: BLE001 - what the program hands over may raise anything when it is read
+            why = "is None: there is no tensor" if value is None else str(error) or type(error).__name__
+            known = hasattr(type(value), "dtype") and hasattr(type(value), "shape")  # not of proxies, which answer to any name
+            shape = tuple(int(n) for n in value.shape) if known else ()
+            return session.unreadable(str(value.dtype).removeprefix("torch.") if known else "", shape, why)
+        from whence import dtypes
+
+        return session.record(
+            dtypes.of(array).name, tuple(array.shape), data, host.digest(data), scope=name, slot="output.0", op_type="label",
+            value=value, stride=stride, device=device, subclass=subclass,
+        )  # fmt: skip
+
+    def _wait(self, label: Waiting) -> None:
+        folder = self.folder / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        append(folder / f"{socket.gethostname()}-{label.pid}.jsonl", json.dumps(label._asdict()) + "\n")
+
+
+def described(task: str, given: str, at: int, file: str = "") -> dict[str, Any]:
+    """What a call says of its label beside name, side and occurrence: `Call.arguments`."""
+    return {"at": at} | {k: v for k, v in (("task", task), ("id", given), ("file", file)) if v}
+
+
+def append(path: Path, text: str) -> None:
+    """Add a line in one write, so that lines of several threads do not mix. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, text.encode("utf-8", "surrogateescape"))
+    finally:
+        os.close(fd)
+
+
+class Ids:
+    """Identities that are the same in every run of the same code: task, place of the call, how often it came there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[str, dict[str, int]] = {}
+        self._count: dict[tuple[str, str], itertools.count[int]] = {}
+
+    def new(self, frame: FrameType, task: str) -> str:
+        """`[task/]file:line#n`, n from 0. Files of one name in different folders are told apart in the order in which they came."""
+        code, line = frame.f_code, frame.f_lineno
+        short = f"{Path(code.co_filename).name}:{line}"
+        with self._lock:
+            alike = self._places.setdefault(short, {})
+            twin = alike.setdefault(code.co_filename, len(alike))
+            place = f"{short}~{twin}" if twin else short
+            count = self._count.setdefault((task, place), itertools.count())
+            number = next(count)
+        return f"{task}/{place}#{number}" if task else f"{place}#{number}"
+
+
+def source_of(frame: FrameType) -> str:
+    """file:line of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def complain(text: str) -> None:
+    """One line on stderr; a medium that fails is not worth failing for."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"whence: {text}\n")

@@ -1,0 +1,1 @@
+"""Starts a command with capture switched on in every Python that it runs."""

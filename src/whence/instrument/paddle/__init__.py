@@ -1,0 +1,1 @@
+"""Listens to Paddle: predictors operator by operator, and layers in dynamic mode."""

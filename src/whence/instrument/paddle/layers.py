@@ -1,0 +1,391 @@
+"""Listens to Paddle's layers in dynamic mode: every call of every `nn.Layer` below a root, with parameters, inputs, outputs, mutations.
+
+`nn.Layer.__call__` is wrapped while a listener is installed, as of torch modules: that sees what entered before any hook and what left
+after all of them, keyword arguments too. Code that `to_static` traced is entered through its layer's call, so its boundary is recorded;
+inside, Paddle gets its own `__call__` back, so that what it traces is the program and not this wrapper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from whence.frameworks import host
+from whence.frameworks import paddle_arrays as tensors
+from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.paddle import settings as paddle_facts
+from whence.instrument.paddle.interventions import Changes
+from whence.instrument.paddle.operator_calls import NO_PROGRAM
+from whence.instrument.paddle.tensor_identity import Tensors
+from whence.instrument.session import Session
+from whence.instrument.wording import raised
+from whence.records import Call, Ref
+
+TRACED = "traced by to_static: inside not seen"
+_NESTING = 8
+_SIMPLE = (bool, int, float, str)
+
+
+class _Frame:
+    """One call in progress. inputs: (slot, tensor, its version, record)."""
+
+    __slots__ = (
+        "arguments", "depth", "inputs", "keep", "kids", "layer", "notes", "number", "occurrence", "op_type", "order", "parent", "refs",
+        "root", "scope", "step", "training", "wanted",
+    )  # fmt: skip
+    depth: int
+    keep: bool
+    number: str
+    occurrence: int
+    step: int
+    wanted: bool
+    root: _Root
+
+    def __init__(self, layer: Any, scope: str, parent: _Frame | None, order: int) -> None:
+        self.layer, self.scope, self.parent, self.order = layer, scope, parent, order
+        self.op_type, self.training, self.kids = type(layer).__name__, bool(layer.training), 0
+        self.refs: list[Ref] = []
+        self.notes: list[str] = []
+        self.arguments: dict[str, Any] = {}
+        self.inputs: list[tuple[str, Any, int, int]] = []
+
+
+class _Root:
+    """What is known of one root: where its layers stand, its steps."""
+
+    def __init__(self, name: str, layer: Any, session: Session) -> None:
+        self.name, self.ref, self.steps = name, weakref.ref(layer), 0
+        self.tensors = Tensors(session)
+        self.counts: dict[str, int] = {}
+
+
+class _Thread(threading.local):
+    """What each thread has of its own: its calls in progress, whether it is inside this listener, whether traced code runs."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Frame] = []
+        self.busy = False
+
+
+class Listener:
+    """Records layer calls into a session while installed.
+
+    layer: only calls of this one and below it; None: every layer that is called (each outermost one is a root).
+    """
+
+    def __init__(self, session: Session, layer: Any = None, *, changes: Changes | None = None) -> None:
+        self.session, self.changes = session, changes
+        self.active = False
+        self._layer = layer
+        self._modules = session.options.level != "logits"  # else only what the outermost layer is given and returns
+        self._local = _Thread()
+        self._lock = threading.RLock()
+        self._known: dict[int, tuple[Callable[[], Any], str, _Root]] = {}
+        self._roots: list[_Root] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._inside = 0
+        self._begun = False
+
+    # ---- installing
+
+    def install(self) -> None:
+        """Start listening."""
+        import paddle
+        from paddle.jit.dy2static import program_translator
+
+        listener, kind = self, paddle.nn.Layer
+        previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
+        if self.session.options.keep != "none":
+            with contextlib.suppress(ImportError):  # without numba the same figures come from numpy, slower
+                host.use_kernels()
+
+        def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if not listener.active or not in_dynamic_mode():
+                return previous(layer, *inputs, **kwargs)
+            return listener._observe(previous, layer, inputs, kwargs)
+
+        __call__.listener = self  # type: ignore[attr-defined]
+        kind.__call__ = __call__
+        self._undo.append((kind, "__call__", __call__, previous))
+        for name in ("SymbolicStaticFunction", "ASTStaticFunction"):
+            traced = getattr(program_translator, name, None)
+            if traced is not None and "_perform_call" in vars(traced):
+                self._around(traced)
+        self.active = True
+        if self._layer is not None:
+            with self._guard():
+                self._new_root(self._layer)
+
+    def _around(self, traced: Any) -> None:
+        """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced now."""
+        perform = traced._perform_call
+
+        def _perform_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._step_aside()
+            try:
+                return perform(function, *args, **kwargs)
+            finally:
+                self._step_back()
+
+        traced._perform_call = _perform_call
+        self._undo.append((traced, "_perform_call", _perform_call, perform))
+
+    def _step_aside(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1 and self._undo:
+                kind, _, wrapper, previous = self._undo[0]
+                if kind.__call__ is wrapper:
+                    kind.__call__ = previous
+
+    def _step_back(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._undo and self.active:
+                kind, _, wrapper, previous = self._undo[0]
+                if kind.__call__ is previous:
+                    kind.__call__ = wrapper
+
+    def remove(self) -> None:
+        """Stop listening. Idempotent."""
+        self.active = False
+        put_back(self._undo)
+        self._known.clear()
+        self._roots.clear()
+        if self.changes is not None and not self.session.failed:
+            self.changes.finish()
+
+    def abandon(self) -> None:
+        """Stop without writing anything more: in a forked child, whose files belong to the parent."""
+        self.session.failed = "forked"
+        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self.remove()
+
+    # ---- one call
+
+    def _observe(self, previous: Callable[..., Any], layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        local = self._local
+        if local.busy or (local.stack and not self._modules):
+            return previous(layer, *inputs, **kwargs)
+        frame: _Frame | None = None
+        depth = len(local.stack)
+        try:
+            with self._guard():
+                frame = self._enter(layer, inputs, kwargs)
+        except BaseException:  # Ctrl-C while this code ran: a call that never began
+            del local.stack[depth:]
+            raise
+        if frame is None:
+            return previous(layer, *inputs, **kwargs)
+        try:
+            out = previous(layer, *inputs, **kwargs)
+        except BaseException as error:  # of the program: recorded, and raised again
+            with self._guard():
+                self._leave(frame, None, raised(error), depth)
+            raise
+        with self._guard():
+            self._leave(frame, out, "", depth)
+        return out
+
+    def _enter(self, layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
+        session = self.session
+        if session.failed:
+            self.active = False
+            return None
+        parent = self._local.stack[-1] if self._local.stack else None
+        found = self._known.get(id(layer))
+        if found is None or found[0]() is not layer:
+            if parent is None and self._layer is not None:
+                return None
+            if parent is None:
+                self._new_root(layer)
+            else:
+                inside = f"<{type(layer).__name__}>"
+                self._learn(layer, parent.root, f"{parent.scope}.{inside}" if parent.scope else inside)
+            if not self.active:
+                return None
+            found = self._known[id(layer)]
+        _, scope, root = found
+        frame = _Frame(layer, scope, parent, session.next_order())
+        frame.root = root
+        if parent is None:
+            frame.number, frame.depth, frame.step = "0", 0, root.steps
+            root.counts.clear()
+            root.tensors.begin()
+            session.begin_step(root.name)
+        else:
+            frame.root, frame.step, frame.depth = parent.root, parent.step, parent.depth + 1
+            parent.kids += 1
+            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+        counts = frame.root.counts
+        frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
+        frame.wanted = session.takes_all or session.selector.wants(scope, frame.op_type, frame.depth, frame.number, frame.step)
+        self._local.stack.append(frame)
+        if not frame.wanted:
+            frame.notes.append("not selected")
+            return frame
+        session.over_budget(scope, frame.step)
+        frame.keep = session.elements_on
+        if _is_traced(layer):
+            frame.notes.append(TRACED)
+        if self._modules:
+            self._take_parameters(frame, deep=_is_traced(layer))
+        given: list[tuple[str, Any]] = []
+        for i, value in enumerate(inputs):
+            _collect(value, f"input.{i}", given, frame.arguments)
+        for name, value in kwargs.items():
+            _collect(value, f"input.{name}", given, frame.arguments)
+        if session.selector.slots("input"):
+            for slot, tensor in given:
+                record, edge = self._sight(tensor, slot, frame)
+                frame.refs.append(Ref(slot, record, edge))
+                frame.inputs.append((slot, tensor, int(tensor.inplace_version), record))
+        return frame
+
+    def _leave(self, frame: _Frame, out: Any, error: str, depth: int) -> None:
+        del self._local.stack[depth:]
+        session, root = self.session, frame.root
+        if session.failed:
+            self.active = False
+            return
+        if frame.wanted and not error:
+            if self._modules and frame.kids == 0 and TRACED not in frame.notes and any(True for _ in frame.layer.children()):
+                # None of its children was called, so their parameters are its own.
+                frame.refs = [r for r in frame.refs if not r.slot.startswith("param.")]
+                self._take_parameters(frame, deep=True)
+            self._take_mutated(frame)
+            self._take_outputs(frame, out)
+        session.call(
+            Call(
+                frame.order, frame.scope, root.name, frame.step, frame.order, rank=session.rank, occurrence=frame.occurrence,
+                op_type=frame.op_type, source=f"{type(frame.layer).__module__}.{type(frame.layer).__qualname__}",
+                parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=frame.kids == 0,
+                training=frame.training, refs=tuple(frame.refs), arguments=frame.arguments, no_program=NO_PROGRAM,
+                notes=tuple(frame.notes), error=error,
+            )
+        )  # fmt: skip
+        if frame.parent is None:
+            session.end_step(root.name, frame.step)
+            root.steps += 1
+
+    # ---- tensors
+
+    def _sight(self, tensor: Any, slot: str, frame: _Frame, since: int = -1) -> tuple[int, str]:
+        return frame.root.tensors.sight(
+            tensor, frame.order, scope=frame.scope, slot=slot, op_type=frame.op_type, since=since, keep=frame.keep
+        )  # fmt: skip
+
+    def _take_parameters(self, frame: _Frame, *, deep: bool) -> None:
+        """Parameters and buffers of the layer; of those below it too when they are not called."""
+        for name, tensor in _held(frame.layer, deep):
+            full = f"{frame.scope}.{name}" if frame.scope else name
+            # A training step changes all elements; elsewhere a sample shows it.
+            found = frame.root.tensors.parameter(
+                tensor, full, scope=frame.scope, slot=f"param.{name}", op_type=frame.op_type, sure=frame.training
+            )  # fmt: skip
+            frame.refs.append(Ref(f"param.{name}", *found))
+
+    def _take_mutated(self, frame: _Frame) -> None:
+        for slot, tensor, version, record in frame.inputs:
+            if int(tensor.inplace_version) != version:
+                number, edge = self._sight(tensor, f"mutated{slot[5:]}", frame)
+                if number != record:
+                    frame.refs.append(Ref(f"mutated{slot[5:]}", number, edge))
+        if not frame.training or frame.kids:
+            return
+        before = {ref.slot: ref.record for ref in frame.refs}
+        for name, tensor in _held(frame.layer, False):
+            if not tensor.stop_gradient:
+                continue  # batch norm writes its running statistics, which are parameters without a gradient
+            full = f"{frame.scope}.{name}" if frame.scope else name
+            number, edge = frame.root.tensors.parameter(
+                tensor, full, scope=frame.scope, slot=f"mutated.{name}", op_type=frame.op_type, sure=True
+            )  # fmt: skip
+            if number != before.get(f"param.{name}"):
+                frame.refs.append(Ref(f"mutated.{name}", number, edge))
+
+    def _take_outputs(self, frame: _Frame, out: Any) -> None:
+        found: list[tuple[str, Any]] = []
+        _collect(out, "output" if isinstance(out, (list, tuple, dict)) or dataclasses.is_dataclass(out) else "output.0", found, {})
+        for slot, tensor in found:
+            if self.changes is not None:
+                note = self.changes.wrote(frame.root.name, frame.step, frame.scope or frame.root.name, frame.occurrence, tensor, slot)
+                if note and note not in frame.notes:
+                    frame.notes.append(note)
+            if self.session.selector.slots("output"):
+                frame.refs.append(Ref(slot, *self._sight(tensor, slot, frame, since=frame.order)))
+
+    # ---- names
+
+    def _new_root(self, layer: Any) -> None:
+        if not self._begun:
+            self._begun = True
+            if not self.session.begin():
+                self.active = False
+                return
+        kind = type(layer).__name__
+        alike = [r for r in self._roots if r.name.partition("#")[0] == kind]
+        root = next((r for r in alike if r.ref() is None), None)
+        if root is not None:
+            root.ref = weakref.ref(layer)
+        else:
+            root = _Root(kind if not alike else f"{kind}#{len(alike)}", layer, self.session)
+            self._roots.append(root)
+            settings = paddle_facts.versions() | paddle_facts.of_layer(layer)
+            self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)
+        self._learn(layer, root, "")
+
+    def _learn(self, layer: Any, root: _Root, scope: str) -> None:
+        for name, child in layer.named_sublayers(prefix=scope, include_self=True):
+            found = self._known.get(id(child))
+            if found is None or found[0]() is not child or child is layer:
+                self._known[id(child)] = (weakref.ref(child), name, root)
+
+    # ---- never into the program
+
+    def _guard(self) -> Guard:
+        return Guard(self._lock, self._give_up, self._local)
+
+    def _give_up(self, error: BaseException) -> None:
+        self.active = False
+        self._local.stack.clear()
+        end_capture(self.session, error)
+
+
+def _is_traced(layer: Any) -> bool:
+    """Does calling this layer run a program that was traced: by to_static, or loaded by jit.load?"""
+    forward = layer.__dict__.get("forward", getattr(type(layer), "forward", None))
+    return any("StaticFunction" in kind.__name__ for kind in type(forward).__mro__) or any(
+        kind.__name__ == "TranslatedLayer" for kind in type(layer).__mro__
+    )
+
+
+def _held(layer: Any, deep: bool) -> list[tuple[str, Any]]:
+    found = [*layer.named_parameters(include_sublayers=deep), *layer.named_buffers(include_sublayers=deep)]
+    return [(name, tensor) for name, tensor in found if tensors.is_tensor(tensor)]
+
+
+def _collect(value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+    """Tensors (in any nesting) go to `found`, simple values to `arguments`."""
+    if tensors.is_tensor(value):
+        found.append((slot, value))
+    elif value is None or slot.count(".") > _NESTING:
+        return
+    elif isinstance(value, _SIMPLE):
+        if not isinstance(value, str) or len(value) <= 200:
+            arguments[slot] = value
+    elif isinstance(value, dict):
+        for k, v in value.items():
+            _collect(v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments)
+    elif isinstance(value, (list, tuple)):
+        for i, v in enumerate(value):
+            _collect(v, f"{slot}.{i}", found, arguments)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _collect(getattr(value, field.name, None), f"{slot}.{field.name}", found, arguments)

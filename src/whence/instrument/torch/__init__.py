@@ -1,0 +1,1 @@
+"""Listens to torch: modules, operators, compiled graphs."""

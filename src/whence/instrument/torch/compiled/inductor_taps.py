@@ -1,0 +1,551 @@
+"""Has inductor say what its code computes: a call of ours behind each kernel (exact), behind each node (deep), or the graph itself (fx).
+
+Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key of theirs knows of the patch.
+Exact: a line is added to the Python code that calls the kernels, behind the kernel and before the next, which may use a buffer
+again; the kernels are those of an uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that
+inductor lowers, through the public option post_grad_custom_post_pass; it keeps a value from being fused away, and that may round it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.errors import CaptureError
+from whence.instrument.torch.compiled.fx_nodes import Named, copied, flat, is_value, named, origin_of, reads_of
+
+MODES = ("exact", "deep", "fx")
+_GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache")
+_AUTOGRAD_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
+_INSTEAD = "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without inductor's code"
+
+
+_NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
+"""Views that have the elements of their input in the same order when they have its shape."""
+
+
+class Site(NamedTuple):
+    """A tensor that the code shows: what it is. buffer: inductor's name, "" of a node. kernel: what made it. origins: nodes that this
+    kernel computes. reads: names of buffers or nodes and of graph inputs. shape: of the node, possibly with symbols; None when not known.
+    """
+
+    what: Named
+    buffer: str
+    kernel: str
+    origins: tuple[str, ...]
+    reads: tuple[str, ...]
+    shape: Any
+
+
+class Collected:
+    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped: buffers that are not shown, by reason."""
+
+    def __init__(self, key: str, mode: str, every: bool) -> None:
+        self.key, self.mode, self.every = key, mode, every
+        self.graph: Any = None
+        self.sites: dict[str, Site] = {}
+        self.dropped: dict[str, int] = {}
+        self.kernel = ""
+        self.stock = False
+        self.nodes: dict[str, int] = {}
+        self.parts: set[str] = set()
+        self.mapping: dict[str, Any] = {}
+
+    def drop(self, why: str) -> None:
+        """One more buffer that is not shown."""
+        self.dropped[why] = self.dropped.get(why, 0) + 1
+
+
+class Got(BaseException):
+    """The graph is there, and no code of it is wanted. Not an Exception: the compiler would wrap it."""
+
+
+class _Here(threading.local):
+    """The graph that is compiled now on this thread."""
+
+    def __init__(self) -> None:
+        self.collected: Collected | None = None
+
+
+_here = _Here()
+_lock = threading.RLock()
+_takers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_serial = itertools.count()
+
+
+def new_key(taker: Any) -> str:
+    """A key for one compiled graph, unique in this process; `taker.seen(name, tensor)` is called for what its code shows."""
+    key = f"g{next(_serial)}"
+    _takers[key] = taker
+    return key
+
+
+def seen(key: str, name: str, value: Any) -> None:
+    """Called by compiled code: this tensor is there now. Does nothing when nobody takes it any more."""
+    taker = _takers.get(key)
+    if taker is not None:
+        taker.seen(name, value)
+
+
+# ---- one compile
+
+
+def check(mode: str) -> None:
+    """Raise CaptureError when this torch lacks what the mode needs, saying what was looked for."""
+    missing = [f"{where}.{name}" for where, name, kind in _points(mode) if not _has(kind, name)]
+    if missing:
+        instead = f"; {_INSTEAD}" if mode == "exact" else "; capture at module level instead (whence.capture, --level modules)"
+        raise CaptureError(f"torch {torch.__version__} cannot be captured in graph mode {mode}: it has no {', '.join(missing)}{instead}")
+
+
+def _has(kind: Any, name: str) -> bool:
+    # What a class inherits cannot be patched in it.
+    return name in vars(kind) if isinstance(kind, type) else hasattr(kind, name)
+
+
+def _points(mode: str) -> list[tuple[str, str, Any]]:
+    """(module and class, name, where it should be) of everything that is patched or called."""
+    points = [
+        ("torch._inductor.compile_fx", "compile_fx", _find("torch._inductor.compile_fx")),
+        ("torch._inductor.compile_fx", "compile_fx_inner", _find("torch._inductor.compile_fx")),
+        ("torch._inductor.graph.GraphLowering", "run", _find("torch._inductor.graph", "GraphLowering")),
+        ("torch._inductor.config", "fx_graph_cache", _find("torch._inductor.config")),
+    ]
+    if mode == "exact":
+        points += [
+            ("torch._inductor.codegen.cpp.CppScheduling", "flush", _find("torch._inductor.codegen.cpp", "CppScheduling")),
+            ("torch._inductor.codegen.cpp.CppScheduling", "define_kernel", _find("torch._inductor.codegen.cpp", "CppScheduling")),
+            ("torch._inductor.scheduler.Scheduler", "codegen_extern_call", _find("torch._inductor.scheduler", "Scheduler")),
+        ]
+    if mode == "deep":
+        points.append(("torch._inductor.config", "post_grad_custom_post_pass", _find("torch._inductor.config")))
+        points.append(("torch.library", "Library", torch.library))
+    return points
+
+
+def _find(module: str, name: str = "") -> Any:
+    import importlib
+
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    return getattr(found, name, None) if name else found
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep one, and no CUDA graph may replay
+    without our Python code. Caches of kernels stay: they go by the kernel's source, and that is as ever.
+    """
+    from torch._inductor import config
+
+    changes: dict[str, Any] = {name: False for name in _GRAPH_CACHES if hasattr(config, name)}
+    if config.triton.cudagraphs:
+        changes["triton.cudagraphs"] = False
+    # Kernels to nodes to lines. Older torch has another name for it, or none.
+    if hasattr(config.trace, "provenance_tracking_level"):
+        changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
+    autograd = _find("torch._functorch.config")
+    with config.patch(changes), autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}):
+        yield
+
+
+@contextlib.contextmanager
+def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
+    """While this lasts, `compile_fx` compiles by `instead` when not told by what: for those who imported it before."""
+    names = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
+    defaults = function.__defaults__ if "inner_compile" in names else None
+    if not defaults:
+        yield
+        return
+    at = names.index("inner_compile") - function.__code__.co_argcount
+    changed = list(defaults)
+    changed[at] = instead
+    function.__defaults__ = tuple(changed)
+    try:
+        yield
+    finally:
+        function.__defaults__ = defaults
+
+
+def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]) -> Any:
+    """Compile with what `collected.mode` shows; of mode "fx" only the graph is taken, and None returned. Raises what inductor raises."""
+    from torch._inductor import compile_fx, config
+
+    changes: dict[str, Any] = {}
+    if collected.mode == "deep":
+        changes["post_grad_custom_post_pass"] = _taps(config.post_grad_custom_post_pass, collected)
+    if collected.mode == "exact" and any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs):
+        changes["generate_intermediate_hooks"] = collected.stock = True
+    with _lock, outside(), config.patch(changes), _patched(collected):
+        before, _here.collected = _here.collected, collected
+        try:
+            return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+        except Got:
+            return None
+        finally:
+            _here.collected = before
+
+
+@contextlib.contextmanager
+def _patched(collected: Collected) -> Iterator[None]:
+    undo: list[tuple[Any, str, Any]] = []
+
+    def put(where: Any, name: str, make: Callable[[Any], Any]) -> None:
+        if where is None or (original := where.__dict__.get(name)) is None:
+            return
+        undo.append((where, name, original))
+        setattr(where, name, functools.wraps(original)(make(original)))
+
+    lowering = _find("torch._inductor.graph", "GraphLowering")
+    saved = getattr(lowering, "save_output_code", None)
+    try:
+        put(lowering, "run", _run)
+        if collected.mode == "exact":
+            cpp, simd = _find("torch._inductor.codegen.cpp", "CppScheduling"), _find("torch._inductor.codegen.simd", "SIMDScheduling")
+            put(cpp, "define_kernel", _define_kernel)
+            put(cpp, "flush", _flush)
+            put(cpp, "codegen_template", _template)
+            put(_find("torch._inductor.scheduler", "Scheduler"), "codegen_extern_call", _extern)
+            put(_find("torch._inductor.codegen.triton", "TritonScheduling"), "define_kernel", _define_kernel)
+            put(simd, "codegen_node_schedule", _schedule)
+        if hasattr(lowering, "save_output_code"):
+            lowering.save_output_code = staticmethod(functools.partial(_code, collected, saved))
+        yield
+    finally:
+        if hasattr(lowering, "save_output_code"):
+            lowering.save_output_code = saved if saved is None else staticmethod(saved)
+        for where, name, original in reversed(undo):
+            setattr(where, name, original)
+
+
+def _code(collected: Collected, before: Any, text: str) -> None:
+    """The generated code is there, and with it what inductor knows of its kernels; both are gone after the compile."""
+    if before is not None:
+        before(text)
+    debug = _find("torch._inductor.debug")
+    for name in ("_inductor_triton_kernel_to_post_grad_node_info", "_inductor_kernel_stack_trace", "_inductor_post_to_pre_grad_nodes"):
+        value = getattr(debug, name, None)
+        if isinstance(value, dict):
+            collected.mapping[name] = {str(k): v for k, v in value.items()}
+
+
+# ---- exact: lines behind kernels
+
+
+def _run(original: Any) -> Any:
+    def run(self: Any, *args: Any) -> Any:
+        collected = _here.collected
+        if collected is not None and collected.graph is None and _is_whole(self):
+            collected.graph = copied(self.module)
+            names = (n.name for n in collected.graph.graph.nodes if n.op == "call_function")
+            collected.nodes = {name: place for place, name in enumerate(names)}
+            if collected.mode == "fx":
+                raise Got
+        return original(self, *args)
+
+    return run
+
+
+def _is_whole(graph: Any) -> bool:
+    """Is this the graph itself, not one of a branch or of constants?"""
+    return type(graph).__name__ == "GraphLowering" and not getattr(graph, "is_const_graph", False)
+
+
+def _define_kernel(original: Any) -> Any:
+    def define_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = original(self, *args, **kwargs)
+        if _here.collected is not None:
+            _here.collected.kernel = str(name)
+        return name
+
+    return define_kernel
+
+
+def _flush(original: Any) -> Any:
+    def flush(self: Any) -> Any:
+        collected = _here.collected
+        nodes = list(self.kernel_group.scheduled_nodes) if collected is not None else []
+        live = set(self.kernel_group.args.live_output_buffers()) if nodes else set()
+        out = original(self)
+        if collected is not None and nodes:
+            _show(collected, nodes, live, collected.kernel)
+        return out
+
+    return flush
+
+
+def _template(original: Any) -> Any:
+    def codegen_template(self: Any, template_node: Any, epilogue_nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, template_node, epilogue_nodes, *args, **kwargs)
+        if (collected := _here.collected) is not None:
+            _show(collected, [template_node, *epilogue_nodes], None, collected.kernel)
+        return out
+
+    return codegen_template
+
+
+def _extern(original: Any) -> Any:
+    def codegen_extern_call(self: Any, scheduler_node: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, scheduler_node, *args, **kwargs)
+        if (collected := _here.collected) is not None:
+            node = getattr(scheduler_node, "node", None)
+            kernel = getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None) or type(node).__name__
+            _show(collected, [scheduler_node], None, str(kernel))
+        return out
+
+    return codegen_extern_call
+
+
+def _schedule(original: Any) -> Any:
+    """Of devices with kernels of their own: torch's stock flag writes the line, with the node's name; what it is is noted here."""
+
+    def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, features, *args, **kwargs)
+        if (collected := _here.collected) is not None:
+            nodes = (
+                list(features.scheduler_nodes()) if hasattr(features, "scheduler_nodes") else [n for n in features if hasattr(n, "node")]
+            )
+            _show(collected, nodes, None, collected.kernel, lines=False)
+        return out
+
+    return codegen_node_schedule
+
+
+def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel: str, *, lines: bool = True) -> None:
+    from torch._inductor.virtualized import V
+
+    graph, wrapper = V.graph, V.graph.wrapper_code
+    if not _is_whole(graph):
+        collected.drop("inside a branch or loop of the graph")
+        return
+    if not getattr(wrapper, "supports_intermediate_hooks", True):
+        return
+    made = {name for node in nodes for name in _buffers(node)}
+    gone = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
+    reads = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
+    ends = [_node_of(b, collected) for name in made if (b := _buffer(graph, name)) is not None]
+    starts = {n.name for name in reads if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None}
+    origins = sorted(
+        _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__
+    )
+    later: list[tuple[str, Any]] = []
+    for made_name in (name for node in nodes for name in _buffers(node)):
+        name = _changed(graph, made_name)
+        if name in gone or (live is not None and name == made_name and name not in live):
+            continue
+        buffer = _buffer(graph, name)
+        if buffer is None or not _is_tensor(buffer) or (name == made_name and _unfinished(graph, buffer, collected)):
+            continue
+        node = _node_of(buffer, collected) or _handed(graph, buffer, collected)
+        whole = _joined(graph, buffer)
+        if whole is not None:
+            collected.parts.add(name)
+            names = [part.get_name() for part in whole.inputs]
+            if lines and collected.parts.issuperset(names) and (joined := _node_of(whole, collected)) is not None:
+                later.append((whole.get_name(), joined))
+            if node is None:
+                continue  # a part of what is taken when all parts are there
+        if node is None:
+            collected.drop("no node of the graph is its value")
+            if not collected.every:
+                continue
+        later.append((name, node))
+    own = {node.name for _, node in later if node is not None}
+    origins = sorted({*origins, *own} & collected.nodes.keys(), key=collected.nodes.__getitem__)
+    for name, node in later:
+        what = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
+        shape = node.meta["val"].shape if node is not None else None
+        key = name if lines else what.name
+        collected.sites[key] = Site(what, name, kernel, tuple(origins), tuple(reads), shape)
+        if lines:
+            wrapper.add_import_once("from whence.instrument.torch.compiled.inductor_taps import seen as _whence_seen")
+            wrapper.writeline(f"_whence_seen({collected.key!r}, {name!r}, {name})")
+
+
+def _buffer(graph: Any, name: str) -> Any:
+    find = getattr(graph, "try_get_buffer", None) or graph.name_to_buffer.get
+    return find(name)
+
+
+def _changed(graph: Any, name: str) -> str:
+    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none does after it; else `name`."""
+    scheduler = graph.scheduler
+    whole = getattr(scheduler, "mutation_real_name", {}).get(name, name)
+    last = getattr(scheduler, "mutation_renames", {}).get(whole, name)
+    return name if last != name or whole in graph.graph_inputs else str(whole)
+
+
+def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
+    """Is this filled now, and given the value of its node by a later kernel, which changes it in place?"""
+    changed = getattr(graph.scheduler, "mutation_renames", {}).get(buffer.get_name())
+    changer = getattr(graph.scheduler, "name_to_buf", {}).get(changed)
+    node = _node_of(buffer, collected)
+    return changer is not None and node is not None and node.name in _origins(changer.node, collected)
+
+
+def _between(starts: set[str], ends: list[Any]) -> set[str]:
+    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end is made of that is not known counts."""
+    found: dict[str, None] = {}
+    left = [n for n in ends if n is not None]
+    while left:
+        node = left.pop()
+        if node.op == "call_function" and node.name not in found and node.name not in starts:
+            found[node.name] = None
+            left += node.all_input_nodes
+    return set(found)
+
+
+def _buffers(node: Any) -> list[str]:
+    outputs = getattr(node, "get_outputs", None)
+    return [o.get_name() for o in outputs()] if outputs is not None else [node.get_name()]
+
+
+def _reads(node: Any) -> list[str]:
+    return [d.name for d in node.read_writes.reads if type(d).__name__ != "WeakDep"]
+
+
+def _origins(node: Any, collected: Collected) -> list[str]:
+    return [n.name for n in getattr(node, "origins", ()) if n.name in collected.nodes]
+
+
+def _is_tensor(buffer: Any) -> bool:
+    layout = getattr(buffer, "layout", None)
+    return type(layout).__name__ not in ("NoneLayout", "MultiOutputLayout", "NoneType")
+
+
+def _node_of(buffer: Any, collected: Collected) -> Any:
+    """The node whose value lies in this buffer, None where none is known."""
+    node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
+    if node is None or node.name not in collected.nodes or not isinstance(node.meta.get("val"), torch.Tensor):
+        return None
+    # A view that changes nothing took over the buffer of what it is a view of.
+    while not is_value(node) and _same(node):
+        node = node.args[0]
+    return node
+
+
+def _joined(graph: Any, buffer: Any) -> Any:
+    """The buffer that this one is a part of: what is joined by a cat is written in its place at once."""
+    view = getattr(getattr(buffer, "layout", None), "view", None)
+    whole = _buffer(graph, view.get_name()) if view is not None and hasattr(view, "get_name") else None
+    return whole if type(whole).__name__ == "ConcatKernel" else None
+
+
+def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
+    """The node whose value was written into this buffer for an operator that is no kernel of inductor's and wants it in memory."""
+    name = buffer.get_name()
+    known = getattr(graph.scheduler, "name_to_buf", {}).get(name)
+    for user in getattr(known, "users", ()):
+        taker = getattr(user.node, "node", None)
+        if not getattr(user.node, "is_extern", bool)() or taker is None:
+            continue
+        origins = [n for n in getattr(taker, "origins", ()) if n.name in collected.nodes]
+        if not origins:
+            continue
+        node = max(origins, key=lambda n: collected.nodes[n.name])
+        given = [n for n in flat([*node.args, *node.kwargs.values()]) if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)]
+        inputs = ["" if type(i).__name__ == "ReinterpretView" else i.get_name() for i in getattr(taker, "inputs", ())]
+        if len(given) == len(inputs) and inputs.count(name) == 1 and _looks_like(buffer, node := given[inputs.index(name)]):
+            while not is_value(node) and _same(node):
+                node = node.args[0]
+            return node
+    return None
+
+
+def _looks_like(buffer: Any, node: Any) -> bool:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype != buffer.get_dtype():
+        return False
+    return [str(n) for n in buffer.get_size()] == [str(n) for n in value.shape]
+
+
+def _same(node: Any) -> bool:
+    if getattr(origin_of(node).target, "_opname", "") not in _NO_CHANGE or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    before = node.args[0].meta.get("val")
+    return node.args[0].op == "call_function" and isinstance(before, torch.Tensor) and before.shape == node.meta["val"].shape
+
+
+# ---- deep: an operator that looks
+
+
+def _taps(before: Any, collected: Collected) -> Any:
+    """A pass that puts a tap behind every node with a value of its own, after the pass that the user set."""
+    _define_tap()
+    base = _find("torch._inductor.custom_graph_pass", "CustomGraphPass") or object
+
+    class Taps(base):  # type: ignore[misc, valid-type]
+        def __call__(self, graph: Any) -> None:
+            if before is not None:
+                before(graph)
+            if _here.collected is not None:  # not of the graphs of patterns and constants that are lowered on the way
+                put_taps(graph, collected)
+
+        def uuid(self) -> Any:
+            return None  # no cache may keep it
+
+    return Taps()
+
+
+def put_taps(graph: Any, collected: Collected) -> None:
+    """Put a tap behind every node with a value of its own, and note what it is."""
+    collected.sites.clear()
+    last = next(n for n in reversed(graph.nodes) if n.op == "output")
+    for node in list(graph.nodes):
+        if not is_value(node):
+            continue
+        what = named(node)
+        collected.sites[node.name] = Site(what, "", "", (node.name,), reads_of(node), node.meta["val"].shape)
+        with graph.inserting_before(_after(node, last)):
+            tap = graph.call_function(torch.ops.whence.tap.default, (node, f"{collected.key}:{node.name}"))
+            tap.meta["val"] = None
+
+
+def _after(node: Any, last: Any) -> Any:
+    following = node.next
+    while following is not last and origin_of(following) is origin_of(node) and following.op == "call_function":
+        following = following.next  # the results of one operator stay together
+    return following
+
+
+_tap: list[Any] = []
+
+
+def _define_tap() -> None:
+    if _tap:
+        return
+    library = torch.library.Library("whence", "FRAGMENT")
+    tags = tuple(getattr(torch.Tag, n) for n in ("cudagraph_unsafe", "flexible_layout") if hasattr(torch.Tag, n))
+    library.define("tap(Tensor value, str name) -> ()", tags=tags)
+    library.impl("tap", _look, "CompositeExplicitAutograd")
+    library.impl("tap", lambda value, name: None, "Meta")
+    torch.fx.node.has_side_effect(torch.ops.whence.tap.default)
+    _tap.append(library)
+
+
+def _look(value: Any, name: str) -> None:
+    key, _, node = name.partition(":")
+    seen(key, node, value)
+
+
+# ---- kernels by their names in the code
+
+
+def origins_of(mapping: dict[str, Any], kernel: str) -> tuple[str, ...]:
+    """Post-grad nodes of a kernel as inductor's provenance has them, () where it has none."""
+    found: dict[str, None] = {}
+    for name, nodes in mapping.get("_inductor_triton_kernel_to_post_grad_node_info", {}).items():
+        if re.sub(r":\d+$", "", name) == kernel:
+            found |= dict.fromkeys(map(str, nodes))
+    return tuple(found)

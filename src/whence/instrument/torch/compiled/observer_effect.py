@@ -1,0 +1,98 @@
+"""Whether taking tensors out of compiled code changes what it computes: the same code once more with nothing taken, compared bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from whence.frameworks.torch_arrays import tensors_in
+from whence.instrument.torch.compiled.fx_nodes import flat
+from whence.instrument.wording import raised
+
+_PURE = {"aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "mkldnn_prepacked", "onednn", "whence", "rngprims"}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Cannot(Exception):
+    """The graph cannot be run twice, and why."""
+
+
+def silently(
+    gm: Any, code: Callable[[Any], Any], inputs: Sequence[Any], keep: Collection[int], mutated: Collection[int]
+) -> list[Any]:  # fmt: skip
+    """What the code returns for clones of these inputs, then what it left in the inputs at `mutated`. The program sees nothing of it.
+
+    keep: places of inputs that need no clone: the code does not write them. Random number generators are put back. Raises Cannot.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _PURE:
+            raise Cannot(f"it runs {node.target}, which may act outside the graph")
+        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise Cannot(f"it runs {node.target.name()}, a higher-order operator")
+    devices = {v.device for v in inputs if isinstance(v, torch.Tensor) and v.device.type != "cpu"}
+    states = [(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]
+    state = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            given = _clones(inputs, keep)
+            written = [given[i] for i in mutated]
+            out = code(list(given))
+            return [*tensors_in(flat(out)), *written]
+    except Exception as error:  # whatever an operator raises where it is run once more
+        raise Cannot(f"run beside the program it raised {raised(error)}") from error
+    finally:
+        torch.set_rng_state(state)
+        for device, held in states:
+            torch.get_device_module(device).set_rng_state(held, device)
+
+
+def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
+    """Inputs that share memory share it as clones too."""
+    storages: dict[int, Any] = {}
+    made: list[Any] = []
+    for i, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or i in keep:
+            made.append(value)
+            continue
+        if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+            raise Cannot(f"an input is a {type(value).__name__}")
+        storage = value.untyped_storage()
+        if storage._cdata not in storages:
+            storages[storage._cdata] = storage.clone()
+        clone = torch.empty(0, dtype=value.dtype, device=value.device)
+        made.append(clone.set_(storages[storage._cdata], value.storage_offset(), value.shape, value.stride()))
+    return made
+
+
+def difference(expected: Sequence[Any], found: Sequence[Any]) -> str:
+    """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5 tensors"."""
+    if len(expected) != len(found):
+        return f"{len(found)} tensors instead of {len(expected)}"
+    apart = worst = 0
+    for a, b in zip(expected, found):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{tuple(b.shape)} {b.dtype} instead of {tuple(a.shape)} {a.dtype}"
+        steps = _ulp(a.detach(), b.detach())
+        if steps:
+            apart += 1
+            worst = max(worst, steps)
+    if not apart:
+        return ""
+    return f"{worst} ulp in {apart} of {len(expected)} tensors"
+
+
+def _ulp(a: Any, b: Any) -> int:
+    """The most steps between two elements, 0 when all bits are equal."""
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    a, b = a.contiguous(), b.contiguous()
+    kind = _BITS[a.element_size()]
+    first, second = a.reshape(-1).view(kind), b.reshape(-1).view(kind)
+    if torch.equal(first, second):
+        return 0
+    if kind in (torch.uint8, torch.int64):
+        return 1 if kind is torch.uint8 else int((first - second).abs().max())
+    first, second = (torch.where(v < 0, torch.iinfo(kind).min - v.long(), v.long()) for v in (first, second))
+    return max(1, int((first - second).abs().max()))

@@ -1,0 +1,188 @@
+"""Puts another backend in the place of the one a program gives to `torch.compile`: one rung of the ladder of compile stages.
+
+Nothing of the program is edited: `torch.compile` itself is wrapped while a capture with the option `rung` is active.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from whence.instrument.session import Session
+from whence.records import Run
+
+SHELL = "_whence_shell"
+"""Attribute of a function that was compiled on a rung: the module that stands for it."""
+
+NOTE = "rung"
+"""Kind of the note in which a run says what it compiled."""
+
+ROUNDED = "rounded"
+"""Eager too, and what every module returns is rounded once more, up or down by chance: how far rounding alone takes this program."""
+
+# The rung of `options.RUNGS` -> the backend of that name in torch. "eager" compiles nothing, "inductor" is what the program asks for.
+_BACKENDS = {"dynamo": "eager", "aot_eager": "aot_eager", "aot_eager_decomp_partition": "aot_eager_decomp_partition"}
+_UNCOMPILED = ("eager", ROUNDED)
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """What a program compiled.
+
+    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks: graphs that dynamo made,
+    and reasons for which it broke off.
+    """
+
+    rung: str
+    asked: int
+    backends: tuple[str, ...]
+    graphs: int
+    breaks: int
+
+
+class Rung:
+    """While installed, `torch.compile` uses the backend of one rung. remove() puts torch back and notes what was compiled.
+
+    Kept of the program's own options: dynamic, fullgraph, disable and the guard filter; on the rung "inductor" all, backend too.
+    Random numbers are drawn as eager draws them (inductor's `fallback_random`), or dropout would differ on every rung.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._asked = 0
+        self._backends: dict[str, None] = {}
+        self._original: Any = None
+        self._of_modules: Any = None
+        self._hook: Any = None
+        self._random: bool | None = None
+        self._before: tuple[int, dict[str, int]] = (0, {})
+
+    def install(self) -> None:
+        """Wrap `torch.compile` and `nn.Module.compile`."""
+        self._original, self._of_modules = torch.compile, torch.nn.Module.compile
+        self._before = _counted()
+        original, rung = self._original, self
+
+        def compile(model: Any = None, **given: Any) -> Any:  # noqa: A001 - it stands for torch's
+            if model is None:
+                return lambda function: compile(function, **given)
+            return rung._compile(original, model, given)
+
+        def of_modules(module: Any, **given: Any) -> None:
+            if rung._name in _UNCOMPILED:
+                rung._met(given)
+            else:
+                rung._of_modules(module, **given)
+
+        if self._name == ROUNDED:
+            self._hook = torch.nn.modules.module.register_module_forward_hook(_Rounding())
+        compile.__wrapped__ = original  # type: ignore[attr-defined]
+        torch.compile = compile
+        torch.nn.Module.compile = of_modules
+
+    def remove(self) -> Compiled:
+        """Put torch back, and say what was compiled until now. Once only."""
+        torch.compile, torch.nn.Module.compile = self._original, self._of_modules
+        if self._hook is not None:
+            self._hook.remove()
+        if self._random is not None:
+            torch._inductor.config.fallback_random = self._random
+        (graphs, breaks), (before, broken) = _counted(), self._before
+        reasons = sum(count > broken.get(reason, 0) for reason, count in breaks.items())
+        return Compiled(self._name, self._asked, tuple(self._backends), max(graphs - before, 0), reasons)
+
+    def _compile(self, original: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
+        self._met(given)
+        if self._name in _UNCOMPILED:
+            return _seen(model, model)
+        self._draw_as_eager()
+        if self._name in _BACKENDS:
+            options = {k: v for k, v in (given.get("options") or {}).items() if k == "guard_filter_fn"}
+            given = {**given, "backend": _BACKENDS[self._name], "mode": None, "options": options or None}
+        return _seen(original(model, **given), model)
+
+    def _met(self, given: dict[str, Any]) -> None:
+        if given.get("disable"):
+            return
+        self._asked += 1
+        backend = given.get("backend") or "inductor"
+        self._backends[backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)] = None
+
+    def _draw_as_eager(self) -> None:
+        if self._random is None:
+            import torch._inductor.config as inductor
+
+            self._random = inductor.fallback_random
+            inductor.fallback_random = True
+
+
+class _Rounding:
+    """A forward hook: floating results times 1 + u * xi, xi uniform in -1..1, u the unit roundoff. Draws nothing of the program's."""
+
+    def __init__(self) -> None:
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, module: Any, args: Any, out: Any) -> Any:
+        return self._rounded(out)
+
+    def _rounded(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and value.is_floating_point() and value.dtype.itemsize > 1:
+            wide = torch.float64 if value.dtype in (torch.float64, torch.float32) else torch.float32
+            if value.device not in self._generators:
+                self._generators[value.device] = torch.Generator(value.device).manual_seed(0)
+            xi = torch.rand(value.shape, dtype=wide, device=value.device, generator=self._generators[value.device])
+            return (value.to(wide) * (1 + (2 * xi - 1) * torch.finfo(value.dtype).eps / 2)).to(value.dtype)
+        if type(value) in (tuple, list):
+            return type(value)(self._rounded(v) for v in value)
+        return {k: self._rounded(v) for k, v in value.items()} if type(value) is dict else value
+
+
+class Function(torch.nn.Module):  # type: ignore[misc]
+    """A plain function as a module, so that what it is given and returns is captured."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's own result."""
+        return self._function(*args, **kwargs)
+
+
+def _seen(compiled: Any, model: Any) -> Any:
+    """A compiled plain function, such that its calls are those of a module; anything of a module is seen without."""
+    if isinstance(model, (torch.nn.Module, type)) or isinstance(getattr(model, "__self__", None), torch.nn.Module):
+        return compiled
+    shell = type(getattr(model, "__name__", type(model).__name__), (Function,), {})(compiled)
+
+    @functools.wraps(compiled)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, torch.nn.Module) for value in args):  # a method of a module: that one's call is seen
+            return compiled(*args, **kwargs)
+        return shell(*args, **kwargs)
+
+    setattr(called, SHELL, shell)
+    return called
+
+
+def note(session: Session, found: Compiled) -> None:
+    """Leave a note of what was compiled, in a run that holds something."""
+    if session.active and (found.asked or session.calls):
+        session.note(NOTE, msgspec.json.encode(found).decode())
+
+
+def of_run(run: Run) -> list[Compiled]:
+    """What the processes of a run compiled."""
+    return [msgspec.json.decode(n.text, type=Compiled) for n in run.notes if n.kind == NOTE]
+
+
+def _counted() -> tuple[int, dict[str, int]]:
+    """What dynamo has counted in this process so far: graphs, and how often for each reason it broke one."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if counters is None:
+        return 0, {}
+    return int(counters["stats"]["unique_graphs"]), dict(counters["graph_break"])

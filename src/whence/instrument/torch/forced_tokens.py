@@ -1,0 +1,131 @@
+"""Makes a program go on with the tokens of another run: behind each call of the model its logits leave only that token to choose.
+
+What the model computed is recorded before. Whatever picks the token then (argmax, top-k, sampling, `generate`) picks the forced
+one, so that the program's own text, its cache and its end are the reference's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whence.frameworks.torch_nested import rebuilt
+from whence.instrument.session import Session
+from whence.instrument.torch.logits import logits_of, tokens_of, widest
+from whence.instrument.torch.modes import NoFunctions, Quiet
+from whence.instrument.wording import raised
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row of the batch: the sequence of the reference that it follows (None: none does), and how many of its tokens it was given."""
+
+    sequence: Tokens | None = None
+    given: int = 0
+
+
+class Forced:
+    """Feeds `sequences`, the tokens of the reference from the prompt's first on. path: of the reference, for what is said of it."""
+
+    def __init__(self, session: Session, sequences: Sequence[Tokens], path: str) -> None:
+        self._session, self._path = session, path
+        self._free = list(sequences)
+        self._all = list(sequences)
+        self._rows: dict[str, list[_Row]] = {}
+        self._vocabulary: dict[str, int] = {}
+        self._tokens = 0
+        self._told: set[str] = set()
+
+    def left(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What the program gets of a call of the model that returned `out`."""
+        if frame.parent is not None or frame.scope or frame.phase != "forward" or self._session.failed:
+            return out
+        try:
+            with Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+                given = {str(i): v for i, v in enumerate(args)} | kwargs
+                return self._left(frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            self._refuse(frame, raised(error))
+            return out
+
+    def finish(self) -> None:
+        """Leave in the run how many tokens were forced."""
+        self._session.note("forced", f"{self._tokens} tokens of {self._path} forced")
+
+    def _left(self, frame: Any, given: dict[str, Any], out: Any) -> Any:
+        ids, name = tokens_of(given), frame.root.name
+        if name not in self._vocabulary:
+            self._vocabulary[name] = widest(frame.module)
+        found = None if ids is None else logits_of(out, ids, self._vocabulary[name])
+        if found is None:
+            self._refuse(frame, "it was given no token ids" if ids is None else "it returns no logits")
+            return out
+        slot, logits = found
+        rows = [[int(t) for t in row] for row in (ids[None] if ids.ndim == 1 else ids).tolist()]
+        bounds = _real(given, len(rows), len(rows[0]))
+        new = logits.detach().clone()
+        for row, (tokens, (start, stop)) in enumerate(zip(rows, bounds, strict=True)):
+            token = self._next(frame, row, len(rows), tuple(tokens[start:stop]))
+            if token is not None and token < logits.shape[-1]:
+                at = _place(logits, ids, row, stop)
+                best = new[at].nan_to_num().max()
+                new[at] = -torch.inf
+                new[at][token] = best
+                self._tokens += 1
+        return rebuilt(out, lambda where, tensor: new if where == slot else tensor)
+
+    def _next(self, frame: Any, row: int, batch: int, tokens: Tokens) -> int | None:
+        """The token that follows what this row was given so far, None where the reference has none."""
+        rows = self._rows.get(frame.root.name, [])
+        if len(rows) != batch:
+            rows = self._rows[frame.root.name] = [_Row() for _ in range(batch)]
+        now, n = rows[row], len(tokens)
+        if now.sequence is not None and tokens == now.sequence[now.given : now.given + n]:
+            now.given += n
+        elif now.sequence is not None and n > now.given and tokens == now.sequence[:n]:
+            now.given = n
+        else:
+            now.sequence, now.given = self._starting(tokens), n
+            if now.sequence is None:
+                self._refuse(frame, f"row {row} goes another way than every sequence of {self._path}")
+        if now.sequence is None or now.given >= len(now.sequence):
+            return None
+        return now.sequence[now.given]
+
+    def _starting(self, tokens: Tokens) -> Tokens | None:
+        """A sequence of the reference that starts so, each once as long as there are others."""
+        for pool in (self._free, self._all):
+            found = next((s for s in pool if s[: len(tokens)] == tokens), None)
+            if found is not None:
+                if pool is self._free:
+                    self._free.remove(found)
+                return found
+        return None
+
+    def _refuse(self, frame: Any, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            name = frame.root.name
+            self._session.note("force-refused", f"{name} at step {frame.step}: tokens were not forced: {why}", "", frame.step)
+
+
+def _real(given: dict[str, Any], batch: int, width: int) -> list[tuple[int, int]]:
+    """Where the real tokens of each row start and stop, by the mask beside them."""
+    found = next(((n, t) for n, t in given.items() if "mask" in n and t.ndim == 2 and t.shape[0] == batch and t.shape[1] >= width), None)
+    if found is None:
+        return [(0, width)] * batch
+    name, mask = found
+    lines = ((mask[:, -width:] == 0) if "pad" in name else (mask[:, -width:] != 0)).tolist()
+    return [(line.index(True), width - line[::-1].index(True)) if any(line) else (0, width) for line in lines]
+
+
+def _place(logits: Any, ids: Any, row: int, stop: int) -> tuple[int, ...]:
+    """Where the logits of a row's last token lie."""
+    if logits.ndim == 3:
+        return row, max(stop - (ids.shape[1] - logits.shape[1]), 1) - 1
+    return (row,) if ids.ndim == 2 else (logits.shape[0] - 1,)

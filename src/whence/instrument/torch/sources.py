@@ -1,0 +1,47 @@
+"""The line of the program that runs now: the first frame that is neither torch's, nor ours, nor the standard library's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_SKIPPED = (str(Path(torch.__file__).parent) + os.sep, _OURS, "<eval_with_key", "<frozen ")
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_DEMO = _OURS + "demo" + os.sep
+
+# By the id of a code object, which is kept: hashing one takes as long as all the rest.
+_codes: dict[int, tuple[CodeType, dict[int, str] | None]] = {}
+
+
+def source_here() -> str:
+    """ "file:line" of the innermost frame of the program, "" where there is none (a thread of torch's)."""
+    frame: FrameType | None = sys._getframe(1)
+    known = _codes
+    while frame is not None:
+        code = frame.f_code
+        found = known.get(id(code))
+        if found is None:
+            found = known[id(code)] = code, {} if is_the_program(code.co_filename) else None
+        lines = found[1]
+        if lines is not None:
+            at = frame.f_lasti
+            line = lines.get(at)
+            if line is None:
+                line = lines[at] = f"{code.co_filename}:{frame.f_lineno}"
+            return line
+        frame = frame.f_back
+    return ""
+
+
+def is_the_program(file: str) -> bool:
+    """Is this file the user's?"""
+    if file.startswith(_DEMO):
+        return True
+    return not file.startswith(_SKIPPED) and (not file.startswith(_STANDARD) or file.startswith(_PACKAGES))

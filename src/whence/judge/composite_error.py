@@ -1,0 +1,70 @@
+"""Is a whole stretch of computation, of which only the ends are seen, explained by rounding inside it? (VERDICT.md level 3)"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.judge.integer_codes import beyond_boundaries
+from whence.judge.limits import LIMITS, Limits, unit_roundoff
+from whence.judge.replay_error import Local, comparable, flat, norm, rounded, same_sentinel, worst
+
+
+def measure(
+    output: Array, wide: Array, copies: Sequence[Array], *, reference: Array | None = None, limits: Limits = LIMITS
+) -> Local:  # fmt: skip
+    """Judge `output` (what the target made) against `wide`, the same computation in wide arithmetic on the target's inputs.
+
+    copies: the computation in the target's dtype, and again with every operator's result off by up to one unit roundoff, drawn
+    at random: their distance from `wide` is the noise that is due. Patterns in the error prove nothing here, since rounding
+    made early spreads along rows and channels; the size (rho) and the worst element (z) are judged. All of one shape.
+    """
+    kind = dtypes.of(output)
+    if not kind.is_floating:
+        count = beyond_boundaries(output, [wide, *copies])
+        return Local(math.inf if count else 0.0, integer_mismatch=count)
+    u, big = unit_roundoff(kind.name), kind.max_finite or math.inf
+    y, r = flat(output), flat(wide)
+    runs = [flat(c if dtypes.of(c).name == kind.name else rounded(c, kind)) for c in copies]
+    keep, mismatch = comparable(y, r, runs[0], big)
+    if y.size == 0:
+        return Local(0.0, u=u)
+    y, r = np.where(keep, y, 0.0), np.where(keep, r, 0.0)
+    square = np.mean([np.where(keep & np.isfinite(w), w - r, 0.0) ** 2 for w in runs], axis=0)
+    size, error = norm(r), norm(y - r)
+    floor = max(math.sqrt(float(square.sum())), 0.3 * u * size)
+    rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
+    last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
+    z, at = worst(y - r, np.sqrt(square), r, u, size, last)
+    if mismatch:
+        at = int(np.argmax(~(keep | same_sentinel(flat(output), flat(wide), big))))
+    inherited = by_reference = None
+    if reference is not None and reference.size == output.size and (base := norm(np.where(keep, flat(reference), 0.0))) > 0:
+        inherited, by_reference = 0.0, norm(np.where(keep, flat(reference), 0.0) - r) / base
+    index = tuple(int(i) for i in np.unravel_index(at // (y.size // output.size), output.shape)) if output.ndim else ()
+    local = Local(
+        0.0, rho, z, index, error_rel=error / size if size else (0.0 if error == 0 else math.inf), floor_rel=floor / size if size else 0.0,
+        inherited_rel=inherited, reference_rel=by_reference, mismatch=mismatch, u=u, whole=True,
+    )  # fmt: skip
+    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
+
+
+def steadier(local: Local, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS) -> Local:
+    """The same figures with the worst element measured by several repetitions, where nothing but that one element stands out.
+
+    copies: as for `measure`. One repetition is one draw: a softmax over large scores makes the rounding of a whole head as large or
+    as small as that of one number, and code that works on other shapes (a rank's own heads) draws again.
+    """
+    over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
+    if over != {"z"} or local.mismatch or any(c.shape != output.shape for c in copies):
+        return local
+    again = measure(output, wide, copies, limits=limits)
+    if again.z >= local.z:
+        return local
+    local = dataclasses.replace(local, z=again.z, z_index=again.z_index)
+    return dataclasses.replace(local, score=max(local.parts(limits).values()))

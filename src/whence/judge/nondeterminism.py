@@ -1,0 +1,88 @@
+"""The run-to-run spread of the reference (A/A): what further runs of the same program, with the same inputs, differ by.
+
+It joins the noise budget. A target that is one more correct run is exchangeable with the further ones, so the ratio of its error
+to theirs is about one; over d independent elements its square follows F(d, d), and exceeds `Limits.spread` = 2 with
+probability 0.004 at d = 16 and below 1e-4 at d = 32. More than one further run only lowers it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from whence.dtypes import Array
+from whence.judge.limits import LIMITS, Limits
+from whence.judge.replay_error import Local
+from whence.results import Measured, Verdict
+
+_PASS = ("noise", "inherited", "amplified")
+
+
+def elementwise(reference: Array, again: Iterable[Array]) -> Array:
+    """max over the further runs of |again - reference|, element by element.
+
+    reference, again: one shape, any dtype. Returns float64 of that shape, or for complex input complex128 whose real and
+    imaginary parts are those maxima of theirs. Elements that are NaN or infinite on either side have spread 0: a run that is
+    NaN now and then explains nothing.
+    """
+    wide = np.complex128 if np.iscomplexobj(reference) else np.float64
+    base = reference.astype(wide)
+    most = np.zeros(base.shape, wide)
+    for other in again:
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = other.astype(wide) - base
+        if wide is np.complex128:
+            parts = apart.real, apart.imag
+            kept = [np.where(np.isfinite(p), np.abs(p), 0.0) for p in parts]
+            most = np.maximum(most.real, kept[0]) + 1j * np.maximum(most.imag, kept[1])
+        else:
+            most = np.maximum(most, np.where(np.isfinite(apart), np.abs(apart), 0.0))
+    return most
+
+
+def flips(measured: Measured, count: int) -> int:
+    """How many of `count` elements of an exact kind differ in a measured pair; all of them when that was not counted."""
+    if measured.identical:
+        return 0
+    equal = measured.values.get("equal_count")
+    return count if equal is None else count - int(equal)
+
+
+def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict:
+    """The verdict of a region that does not repeat itself, its inputs being the same: `nondeterministic` where that explains it.
+
+    spread: relative 2-norm between runs of the reference, of its outputs. What is identical, or blamed although the spread was
+    part of its budget, or inherited from inputs that differ by more, stays what it is.
+    """
+    if verdict.verdict not in _PASS:
+        return verdict
+    e_out = verdict.numbers.get("e_out")
+    if verdict.verdict != "noise" and (e_out is None or e_out > limits.spread * spread):
+        return verdict
+    return msgspec.structs.replace(
+        verdict, verdict="nondeterministic", numbers={**verdict.numbers, "spread": spread if math.isfinite(spread) else None},
+        sentence=f"does not repeat itself: on equal inputs, runs of the reference differ by rel_l2 {spread:.2g}; {verdict.sentence}",
+    )  # fmt: skip
+
+
+def repeated(verdict: Verdict, pairs: Iterable[tuple[Local, Local]], limits: Limits = LIMITS) -> Verdict:
+    """The verdict of a flagged replay, `nondeterministic` when a further run of the reference strays as far on its own inputs.
+
+    pairs: per output, figures of the target and of the further run, each against the replay on its own inputs. Where
+    the further run is beyond a limit itself, `limits.spread` times as much is allowed, statistic by statistic.
+    """
+    scores = []
+    for target, again in pairs:
+        if target.mismatch or target.integer_mismatch:
+            return verdict
+        own = again.parts(limits)
+        scores += [value / (limits.spread * own[name] if own[name] > 1 else 1.0) for name, value in target.parts(limits).items()]
+    if not scores or not max(scores) <= 1:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, verdict="nondeterministic", confidence="", cause="", score=max(scores),
+        sentence=f"a further run of the reference strays as far from what its operators give on its own inputs; {verdict.sentence}",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What several Ascend formats share."""

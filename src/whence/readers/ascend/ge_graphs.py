@@ -1,0 +1,105 @@
+"""What the graph texts beside a GE dump say of its operators: which operators of the original program each one carries out."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from whence.errors import UnreadableRun
+from whence.readers.ascend.graph_text import Graph, Node, graphs
+from whence.records.fused_names import segments
+
+_DYNAMO = re.compile(r"dynamo_(original|optimized)_graph_(\d+)_rank_(\d+)_")
+_NAMED = re.compile(r"(dynamo_\w+|ge_proto_\w+)\.(txt|pbtxt)$")
+# Operators that only move elements or change their dtype: what they hand on bears the name of who made it.
+MOVES = frozenset({"TransData", "Cast", "Transpose", "TransposeD", "Identity", "Reshape"})
+
+
+def is_graph(name: str) -> bool:
+    """Is this the name of a file that may hold a graph?"""
+    return bool(_NAMED.match(name)) or name.endswith(".json")
+
+
+def plain(name: str) -> str:
+    """An operator's name as file names have it."""
+    return re.sub(r"[/\\.]", "_", name)
+
+
+class Origins:
+    """Origins of the operators of one dumped graph.
+
+    before: its graphs before optimisation; after: behind it. Names of FX nodes where the graphs are stamped with them, else names of
+    the original operators.
+    """
+
+    def __init__(self, before: Iterable[Graph], after: Iterable[Graph]) -> None:
+        self._before, self._after = list(before), list(after)
+        self._all = [*self._after, *self._before]
+        self.of = functools.lru_cache(maxsize=1 << 17)(self._of)
+
+    def _of(self, name: str, op_type: str, said: tuple[str, ...]) -> tuple[str, ...]:
+        """The origins of one operator, in order; () when it has none that are known. said: names in the dump itself."""
+        wanted = plain(name)
+        found = [(graph, node) for graph in self._all if (node := _plain_names(graph).get(wanted)) is not None]
+        members = self._members(wanted, found)
+        if members is None:
+            members = tuple(dict.fromkeys(said)) if op_type not in MOVES else ()
+        named = (self._fx(member) for member in members)
+        fx = tuple(dict.fromkeys(n for n in named if n))
+        if fx or any(graph.fx_names for graph in self._all):
+            return fx
+        return () if members in ((name,), (wanted,)) else members
+
+    def _members(self, name: str, found: list[tuple[Graph, Node]]) -> tuple[str, ...] | None:
+        for _, node in found:
+            if node.origins is not None:
+                return node.origins
+        if found:
+            return (found[0][1].name,)
+        for graph in (*self._before, *self._after):
+            names = _plain_names(graph)
+            parts = segments(name, names, lambda a, b, g=graph, n=names: g.feeds(n[a].name, n[b].name))  # type: ignore[misc]
+            if parts:
+                return tuple(names[part].name for part in parts)
+        return None
+
+    def _fx(self, name: str) -> str:
+        wanted = plain(name)
+        for graph in (*self._before, *self._after):
+            node = _plain_names(graph).get(wanted)
+            if node is not None and node.name in graph.fx_names:
+                return graph.fx_names[node.name]
+        return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_names(graph: Graph) -> dict[str, Node]:
+    return {plain(name): node for name, node in graph.nodes.items()}
+
+
+class Texts:
+    """The graph files of a dump. wrong: sentences about those that cannot be read."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.wrong: list[str] = []
+        self._read: list[tuple[str, int, int, Graph]] = []  # which, graph, rank
+        for path in paths:
+            named = _DYNAMO.match(path.name)
+            which, graph, rank = (named[1], int(named[2]), int(named[3])) if named else ("", -1, -1)
+            try:
+                self._read += [(which, graph, rank, g) for g in graphs(path)]
+            except UnreadableRun as error:
+                if not path.name.endswith(".json"):  # any JSON may lie about
+                    self.wrong.append(f"{error}; names of fused operators are not known from it")
+
+    def origins(self, graph: int, rank: int) -> Origins:
+        """For the graph of this number on this rank; texts that bear no number serve all."""
+
+        def fits(which: tuple[str, int, int, Graph]) -> bool:
+            return which[1] in (graph, -1) or graph < 0
+
+        fitting = [one for one in self._read if fits(one)]
+        of_rank = [one for one in fitting if one[2] in (rank, -1)] or fitting
+        return Origins((g for w, _, _, g in of_rank if w == "original"), (g for w, _, _, g in of_rank if w != "original"))

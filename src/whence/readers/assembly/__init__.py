@@ -1,0 +1,1 @@
+"""Puts calls and records of a dump together to a run."""

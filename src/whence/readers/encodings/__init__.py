@@ -1,0 +1,1 @@
+"""How bytes of foreign files become arrays."""

@@ -1,0 +1,95 @@
+"""The .npy format, of files and of what other formats hold: header first, elements where they lie. No pickle is ever loaded.
+
+Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.encodings import limits
+from whence.readers.encodings.archive import Bytes, words
+
+MAGIC = b"\x93NUMPY"
+HEAD_BYTES = 10_012  # numpy reads headers of at most 10 000 bytes itself
+# As numpy names the types of ml_dtypes; of the 8-bit ones only e5m2 has a name of its own.
+_UNNAMED = {"V2": ml_dtypes.bfloat16, "f1": ml_dtypes.float8_e5m2}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a .npy header says. dtype: whence's name, or numpy's with `why` it has no elements here. start: of the elements, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    word: np.dtype[np.generic] | None = None
+    fortran: bool = False
+    why: str = ""
+
+
+def header(head: bytes, what: str) -> Header:
+    """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises UnreadableRun."""
+    if head[:6] != MAGIC or len(head) < 12:
+        raise UnreadableRun(f"{what} is no .npy file")
+    wide = head[6] > 1
+    length, start = (int.from_bytes(head[8:12], "little"), 12) if wide else (int.from_bytes(head[8:10], "little"), 10)
+    if head[6] not in (1, 2, 3) or start + length > len(head):
+        raise UnreadableRun(f"{what}: a .npy header of version {head[6]} with {length} bytes cannot be read")
+    try:
+        # Python 2 wrote (3L, 4L).
+        found = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", head[start : start + length].decode("latin1")).strip())
+        descr, fortran, shape = found["descr"], found["fortran_order"], found["shape"]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise UnreadableRun(f"{what}: its .npy header cannot be read") from error
+    extents = limits.extents(shape, what)
+    word, why = _word(descr)
+    name = dtypes.of(np.empty(0, word)).name if word is not None else str(descr)[:40]
+    return Header(name, extents, start + length, word, bool(fortran), why)
+
+
+def array(found: Header, data: Bytes, what: str) -> Array:
+    """The array. data: the bytes from the start of the file on. Raises ElementsMissing when there are too few."""
+    if found.word is None:
+        raise ElementsMissing(f"{what} {found.why}")
+    nbytes = limits.count(found.shape) * found.word.itemsize
+    if found.start + nbytes > data.size:
+        raise ElementsMissing(f"{what}: {found.dtype} {found.shape} needs {nbytes} bytes, {max(data.size - found.start, 0)} are there")
+    if not nbytes:
+        return np.empty(found.shape, dtypes.named(found.dtype).numpy)
+    flat = words(data[found.start : found.start + nbytes], found.word)
+    return flat.reshape(found.shape, order="F" if found.fortran else "C").astype(dtypes.named(found.dtype).numpy, copy=False)
+
+
+def bits(found: Header, data: Bytes, what: str) -> Array:
+    """The array, or its elements as whole numbers where numpy has no name for their type and they have 8 bits."""
+    if found.word is None and found.dtype.endswith("V1"):
+        found = replace(found, dtype="uint8", word=np.dtype(np.uint8))
+    return array(found, data, what)
+
+
+def _word(descr: object) -> tuple[np.dtype[np.generic] | None, str]:
+    """(dtype of the elements as they lie, why there is none)."""
+    if not isinstance(descr, str):
+        return None, "is a structured array; save each field by itself"
+    kind = descr.lstrip("<>=|")
+    if kind in _UNNAMED:
+        return np.dtype(_UNNAMED[kind]), ""
+    if kind[:1] == "O":
+        return None, "holds Python objects, which only a pickle can bring back; it is not loaded"
+    if kind == "V1":
+        return None, "has an 8-bit type that numpy does not name (float8, int4); save it as float32"
+    try:
+        word = np.dtype(descr)
+        dtypes.of(np.empty(0, word))
+    except (TypeError, KeyError, ValueError):
+        return None, f"holds {descr[:40]!r}, no type of numbers that is known"
+    return word, ""

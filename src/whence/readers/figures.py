@@ -1,0 +1,117 @@
+"""A foreign dump made comparable: figures and hashes of its tensors, and which of them are one and the same."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+
+from whence import dtypes
+from whence.errors import ElementsMissing
+from whence.frameworks import host
+from whence.readers import Opened
+from whence.records import Call, Looked, Over, Record, Ref, Run, children
+
+_TELLING = 8  # elements from which on equal content is no coincidence
+_SHOWN_BYTES = 4 << 30
+_KERNELS_FROM_BYTES = 50_000_000  # of elements; below, loading the compiled pass costs more than it saves
+
+
+class Described(Over):
+    """A dump with what a capture takes of every tensor: hash, statistics and sketch; and with the data flow that equal content shows.
+
+    A tensor that a call read and that equals bit by bit one seen before it (an output, an input) is that one; so is what a call returns
+    and was given, or its children made. Where elements are missing, the dump's digest or equal figures tell. Tensors of fewer
+    than 8 elements, or of one value, are alike by chance and stay apart.
+    """
+
+    def __init__(self, base: Opened, threads: int | None = None) -> None:
+        kernels = True if _nbytes(base) > _KERNELS_FROM_BYTES else None
+        with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+            records = list(pool.map(lambda record: _described(base, record, kernels), base.records))
+        super().__init__(base, _joined(base.calls, records), records)
+
+
+def described(run: Run) -> Run:
+    """The run as `Described` when a reader opened it, else the run itself. Reads every tensor once."""
+    return Described(run) if isinstance(run, Opened) else run
+
+
+def described_when_shown(run: Run, *, every: bool) -> Run:
+    """A dump whose tensors get their figures when they are looked at; another run as it is.
+
+    every: all of them will be; then only when that takes seconds (up to 4 GiB of elements).
+    """
+    if not isinstance(run, Opened) or (every and _nbytes(run) > _SHOWN_BYTES):
+        return run
+    return Over(run, None, Looked(len(run.records), functools.cache(lambda i: _described(run, run.records[i], None))))
+
+
+def _nbytes(run: Run) -> int:
+    return sum(r.count * dtypes.named(r.dtype).itemsize for r in run.records if not r.why)
+
+
+def _described(run: Run, record: Record, kernels: bool | None) -> Record:
+    if record.why or (record.hash and record.statistics and record.sketch):
+        return record
+    try:
+        array = run.array(record.id)
+    except ElementsMissing as error:
+        return msgspec.structs.replace(record, why=str(error))
+    data = np.ascontiguousarray(array, dtype=dtypes.named(record.dtype).numpy).reshape(-1).view(np.uint8)
+    statistics, sketch = host.statistics(data, record.dtype, kernels=kernels)
+    return msgspec.structs.replace(record, hash=host.digest(data).hex(), statistics=statistics, sketch=sketch)
+
+
+def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
+    """The calls, referring to one record where several hold the same tensor."""
+    calls = list(calls)
+    below = children(calls)
+    same: dict[int, int] = {}
+    seen: dict[int, dict[Hashable, int]] = {}
+
+    def take(refs: Iterable[Ref], among: Callable[[Hashable], int | None], known: dict[Hashable, int]) -> None:
+        for ref in refs:
+            content = _content(records[ref.record])
+            if content is None or ref.record in same:
+                continue
+            found = among(content)
+            same[ref.record] = ref.record if found is None else found
+            known[content] = same[ref.record]
+
+    todo = [(call, False) for call in reversed(below.get(-1, []))]
+    while todo:
+        number, inside_done = todo.pop()
+        call = calls[number]
+        known = seen.setdefault(call.rank, {})
+        if not inside_done:
+            take((r for r in call.refs if not r.slot.startswith(("output", "mutated"))), known.get, known)
+            todo.append((number, True))
+            todo += [(kid, False) for kid in reversed(below.get(number, []))]
+            continue
+        given = {_content(records[r.record]): same.get(r.record) for r in call.slots("input")}
+        take((r for r in call.refs if r.slot.startswith(("output", "mutated"))), (given if call.leaf else known).get, known)
+
+    def joined(ref: Ref) -> Ref:
+        record = same.get(ref.record, ref.record)
+        return ref if record == ref.record else Ref(ref.slot, record, "content")
+
+    def files(call: Call) -> dict[str, str]:
+        again = (r for r in call.refs if same.get(r.record, r.record) != r.record)
+        return {r.slot: records[r.record].file for r in again if records[r.record].file}
+
+    return [msgspec.structs.replace(call, refs=tuple(map(joined, call.refs)), files=files(call)) for call in calls]
+
+
+def _content(record: Record) -> Hashable | None:
+    """What two records of one tensor have in common; None where that would be chance."""
+    figures = record.statistics
+    if record.whole or record.count < _TELLING or (figures is not None and figures.min == figures.max):
+        return None
+    if record.hash:
+        return record.hash, record.dtype, record.shape
+    return None if figures is None else (msgspec.structs.astuple(figures), record.dtype, record.shape)

@@ -1,0 +1,323 @@
+"""ATB dumps (acltransformer of Ascend, `msit llm dump`): a folder for every operator, in it the tensors before and after it ran.
+
+    msit_dump_20250101_000000/tensors/npu0_1234/0/3_BloomLayer/0_LayerNormOperation/after/outtensor0.bin
+                               process / token / operators, each with its place in the one around it
+    msit_dump_.../layer|model/1234/*.json              which weights an operator reads, its settings (topology)
+
+Older folders are called `ait_dump` and `atb_temp`, newer ones `atb_dump_data/data`. One tensor file by itself is read too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable
+from pathlib import Path
+from typing import NamedTuple
+
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.ascend import atb_file, atb_topology
+from whence.readers.ascend.process_folders import PROCESS, ranks
+from whence.readers.assembly.builder import Building
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a folder with tensor files of ATB such as 0_LinearOperation/after/outtensor0.bin, or one of them"
+ORDER = 30
+
+_FILE = re.compile(r"(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.IGNORECASE)
+_OPERATION = re.compile(r"(\d{1,9})_([A-Za-z]\w*)$")
+_LINK = re.compile(r"((?:\d{1,9}_)+)(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.IGNORECASE)
+_WEIGHT_NAME = re.compile(r"_(weight_\d+)$")
+_TOPOLOGY = re.compile(r"(?:^|/)(?:model|layer)/(?:[^/]+/)?[^/]+\.json$")
+_LINKS = 16  # from file to file
+# Which inputs of an operator are weights, where no topology says so and they are the same in all tokens.
+_WEIGHTS = {
+    "LinearOperation": {1: "weight", 2: "bias"},
+    "LinearParallelOperation": {1: "weight", 2: "bias"},
+    "RmsNormOperation": {1: "weight"},
+    "LayerNormOperation": {1: "weight", 2: "bias"},
+    "GatherOperation": {0: "weight"},
+}
+_LOOK_BYTES = 4096  # of each end of a tensor: what stands for its content where only sameness over tokens is asked
+_TRIED = 8
+
+
+def sniff(place: Place) -> bool:
+    """Tensor files in `before` or `after`; or one whose first lines are those of ATB."""
+    if not place.is_folder:
+        return place.suffix == ".bin" and atb_file.recognised(place.head)
+    tried = 0
+    for name in place.files:
+        if not _FILE.match(name.rpartition("/")[2]):
+            continue
+        if _is_tensor(place.inside(name)):
+            return True
+        tried += 1
+        if tried >= _TRIED:
+            break
+    return False
+
+
+def _is_tensor(path: Path) -> bool:
+    with path.open("rb") as file:
+        return atb_file.recognised(file.read(4096))
+
+
+class _Where(NamedTuple):
+    """An operator run. path: (place, type) of it and of what is around it; type "" and place 0 for folders of other names."""
+
+    process: str
+    token: str
+    path: tuple[tuple[int, str], ...]
+
+
+class _Tensor(NamedTuple):
+    kind: str
+    number: int
+    when: str
+    file: str
+
+
+def open_run(place: Place) -> Run:
+    """Headers of all files now, elements when asked for."""
+    building = Building(place.path, "atb")
+    if not place.is_folder:
+        number = _Files(place, building).record(place.path.name)
+        building.call(place.path.stem, outputs=[number])
+        return building.run()
+    operators: dict[_Where, list[_Tensor]] = defaultdict(list)
+    for name in place.files:
+        *folders, last = name.split("/")
+        found = _FILE.match(last)
+        if found:
+            when = folders[-1] if folders and folders[-1] in ("before", "after") else ""
+            where = _where(tuple(folders[:-1] if when else folders))
+            operators[where].append(_Tensor(found[1].lower(), int(found[2]), when, name))
+        elif last.endswith(".bin") and _is_tensor(place.inside(name)):
+            operators[_Where("", "0", ((-1, re.sub(r"\W", "_", name.removesuffix(".bin"))),))].append(_Tensor("out", 0, "", name))
+        elif last.endswith(".bin"):
+            building.note("error", f"{name} is not read: its name is not that of a tensor (intensor0.bin, outtensor0.bin)")
+    models = _models(place)
+    steps = _steps(operators, models, building)
+    known = ranks(where.process for where in operators)
+    files = _Files(place, building, operators)
+    for step, process in sorted({(steps[w], w.process) for w in operators if w in steps}):
+        wanted = [w for w in operators if w.process == process and steps.get(w) == step]
+        _step(building, files, operators, wanted, step, known[process], models)
+    return building.run()
+
+
+def _step(
+    building: Building, files: _Files, operators: dict[_Where, list[_Tensor]], wanted: list[_Where], step: int, rank: int,
+    models: list[atb_topology.Model],
+) -> None:  # fmt: skip
+    """The operators of one token, what is around one before it."""
+    handles: dict[tuple[tuple[int, str], ...], int] = {}
+    for where in sorted(wanted, key=lambda w: w.path):
+        for depth in range(1, len(where.path)):
+            if where.path[:depth] not in handles:
+                handles[where.path[:depth]] = _call(building, where.path[:depth], handles, step, rank, models)
+        path = where.path
+        handles[path] = handles[path] if path in handles else _call(building, path, handles, step, rank, models)
+        node = _node(models, path)
+        inputs: dict[str, int] = {}
+        params: dict[str, int] = {}
+        outputs: dict[str, int] = {}
+        mutated: dict[str, int] = {}
+        tensors = sorted(operators[where], key=lambda t: (t.kind, t.number, t.when != "before"))
+        for tensor in tensors:
+            weight = files.weight(where, tensor, node) if tensor.kind == "in" else ""
+            slot, record = str(tensor.number), files.record(tensor.file)
+            if tensor.kind == "out":
+                if slot not in outputs or tensor.when != "before":  # before it ran, there is nothing in it
+                    outputs[slot] = record
+            elif weight:
+                params.setdefault(weight, record)
+            elif slot not in inputs:
+                inputs[slot] = record
+            elif files.differ(inputs[slot], record):
+                mutated[slot] = record
+        building.fill(handles[path], inputs=inputs, outputs=outputs, params=params, mutated=mutated)
+
+
+def _call(
+    building: Building, path: tuple[tuple[int, str], ...], handles: dict[tuple[tuple[int, str], ...], int], step: int, rank: int,
+    models: list[atb_topology.Model],
+) -> int:  # fmt: skip
+    node = _node(models, path)
+    scope = ".".join(f"{kind}.{index}" if index >= 0 else kind for index, kind in path)
+    return building.call(
+        scope, op_type=path[-1][1] if path and path[-1][0] >= 0 else "", step=step, rank=rank, parent=handles.get(path[:-1], -1),
+        arguments=node.param if node is not None else {}, source=node.name if node is not None else "",
+    )  # fmt: skip
+
+
+def _node(models: list[atb_topology.Model], path: tuple[tuple[int, str], ...]) -> atb_topology.Operation | None:
+    return next((node for model in models if (node := model.at(path)) is not None), None)
+
+
+def _where(folders: tuple[str, ...]) -> _Where:
+    """The folders above a tensor: what is no operator any more is the token, and above it the process."""
+    at = len(folders)
+    while at > 0 and _OPERATION.match(folders[at - 1]):
+        at -= 1
+    path = tuple((int(m[1]), m[2]) for f in folders[at:] if (m := _OPERATION.match(f)))
+    if not path and folders:  # a folder of another name, as people make them by hand
+        return _Where("", "0", ((-1, re.sub(r"\W", "_", folders[-1])),))
+    token = folders[at - 1] if at and (folders[at - 1].isdecimal() or folders[at - 1] == "start") else ""
+    process = folders[at - 2] if token and at > 1 else folders[at - 1] if at and not token else ""
+    return _Where(process if PROCESS.match(process) else "", token[:9] or "0", path)
+
+
+def _models(place: Place) -> list[atb_topology.Model]:
+    """Topologies, the first to run first."""
+    paths = [place.inside(name) for name in place.files if _TOPOLOGY.search(f"/{name}")]
+    found = [model for path in paths if (model := atb_topology.read(path)) is not None]
+    return sorted(found, key=lambda m: (m.first, -len(m.nodes)))
+
+
+def _steps(operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Model], building: Building) -> dict[_Where, int]:
+    """The step of every operator run, from 0.
+
+    Prefill and decoding build two graphs, and each counts its own runs: with two models, folder 0 is the warm-up, the next
+    ("start") holds tokens 0 and 1 and the further ones a token each.
+    """
+    tokens = {int(w.token) for w in operators if w.token.isdecimal()}
+    named = any(w.token == "start" for w in operators)
+    whole = [m for m in models if len(m.nodes) > 1 or len(models) == 2]
+    heads = [(m.first, m.first + len(m.nodes)) for m in whole]
+    apart = len(set(heads)) == 2 and len(heads) == 2 and (heads[0][1] <= heads[1][0])
+    if not named and not (apart and _has_both(operators, heads)):
+        return {w: int(w.token) if w.token.isdecimal() else 0 for w in operators}
+    later = sorted(t for t in tokens if t > 0 or named)
+    start = -1 if named else later[0] if later else 0
+    out: dict[_Where, int] = {}
+    for where in operators:
+        if where.token == "start" or (not named and int(where.token) == start):
+            second = apart and heads[1][0] <= where.path[0][0] < heads[1][1]
+            out[where] = 1 if second else 0
+        elif not named and int(where.token) < start:
+            continue
+        else:
+            out[where] = 2 + later.index(int(where.token)) if named else int(where.token) - start + 1
+    if len(out) < len(operators):
+        building.note("budget", f"folder 0 of {building.path} is the warm-up of two graphs and is left out")
+    return out
+
+
+def _has_both(operators: dict[_Where, list[_Tensor]], heads: list[tuple[int, int]]) -> bool:
+    """Does one folder hold operators of both graphs?"""
+    seen: dict[str, set[int]] = defaultdict(set)
+    for where in operators:
+        for number, (low, high) in enumerate(heads):
+            if where.path and low <= where.path[0][0] < high:
+                seen[where.token].add(number)
+    return any(len(found) == 2 for found in seen.values())
+
+
+def _id(path: tuple[tuple[int, str], ...]) -> str:
+    """An operator's number, "3_1" for the second one in the fourth."""
+    return "_".join(str(index) for index, _ in path)
+
+
+class _Files:
+    """The tensor files of a dump as records; a file that refers to another is the same record."""
+
+    def __init__(self, place: Place, building: Building, operators: dict[_Where, list[_Tensor]] | None = None) -> None:
+        self.place, self.building = place, building
+        self._known: dict[str, int] = {}
+        self._stored: dict[int, tuple[Path, atb_file.Stored]] = {}
+        self._by_id: dict[tuple[str, str, str, str, int], str] = {}
+        for where, tensors in (operators or {}).items():
+            for t in sorted(tensors, key=lambda t: t.when == "after"):
+                self._by_id[where.process, where.token, _id(where.path), t.kind, t.number] = t.file
+        self._tokens = sorted({where.token for where in operators or {}})
+        self._outputs: dict[tuple[str, str], set[Hashable]] = {}
+        self._looks: dict[str, Hashable | None] = {}
+        self._owner = {t.file: where for where, tensors in (operators or {}).items() for t in tensors}
+
+    def record(self, name: str, depth: int = 0) -> int:
+        """The record of a file's tensor."""
+        if name in self._known:
+            return self._known[name]
+        path = self.place.inside(name)
+        try:
+            stored = atb_file.read(path)
+        except (UnreadableRun, OSError) as error:
+            self._known[name] = self.building.tensor("float32", (), why=str(error), file=name)
+            self.building.note("error", f"{name}: {error}")
+            return self._known[name]
+        if stored.records > 1:
+            self.building.note("twice", f"{name} holds {stored.records} records, one for every run into the same folder; the last is read")
+        if stored.layout.why:
+            self.building.note("layout", f"{name}: {stored.layout.why}")
+        other = self._linked(name, stored.data)
+        why = stored.why
+        if stored.data and (not other or other == name or depth >= _LINKS):
+            why = f"it is said to be in {stored.data[:80]!r}, which is not in the dump"
+        elif stored.data:
+            self._known[name] = self.record(other, depth + 1)
+            return self._known[name]
+        number = self.building.tensor(
+            stored.type.dtype or stored.type.name, stored.shape, None if why else lambda: atb_file.elements(path, stored), why=why,
+            statistics=stored.statistics, device="npu", file=name,
+        )  # fmt: skip
+        self._known[name] = number
+        self._stored[number] = path, stored
+        return number
+
+    def _linked(self, name: str, data: str) -> str:
+        """The file that a reference means, "" when it is not there."""
+        found = _LINK.match(data)
+        where = self._owner.get(name)
+        if not found or where is None:
+            return ""
+        return self._by_id.get((where.process, where.token, found[1].rstrip("_"), found[2].lower(), int(found[3])), "")
+
+    def weight(self, where: _Where, tensor: _Tensor, node: atb_topology.Operation | None) -> str:
+        """The name of the weight that an input is; "" for one that is none."""
+        usual = _WEIGHTS.get(where.path[-1][1], {}).get(tensor.number, "")
+        if node is not None and tensor.number < len(node.inputs):
+            found = _WEIGHT_NAME.search(node.inputs[tensor.number])
+            return (usual or found[1]) if found else ""
+        if not usual or self._look(tensor.file) in self._made(where):
+            return ""
+        again = {
+            self._look(file)
+            for token in self._tokens
+            if (file := self._by_id.get((where.process, token, _id(where.path), "in", tensor.number))) is not None
+        }
+        return usual if len(again) == 1 and None not in again else ""
+
+    def _made(self, where: _Where) -> set[Hashable]:
+        """What the operators of a token made."""
+        key = where.process, where.token
+        if key not in self._outputs:
+            files = [f for (p, t, _, kind, _), f in self._by_id.items() if (p, t) == key and kind == "out"]
+            self._outputs[key] = {self._look(f) for f in files}
+        return self._outputs[key]
+
+    def _look(self, name: str) -> Hashable | None:
+        """What stands for the content of a file's tensor."""
+        if name not in self._looks:
+            found = self._stored.get(self.record(name))
+            self._looks[name] = None
+            if found is not None and not found[1].why:
+                path, stored = found
+                with path.open("rb") as file:
+                    file.seek(stored.start)
+                    head = file.read(min(stored.nbytes, _LOOK_BYTES))
+                    file.seek(stored.start + max(stored.nbytes - _LOOK_BYTES, 0))
+                    self._looks[name] = stored.type.name, stored.dims, head, file.read(min(stored.nbytes, _LOOK_BYTES))
+        return self._looks[name]
+
+    def differ(self, one: int, other: int) -> bool:
+        """Does a tensor hold something else after the operator ran than before it?"""
+        if one == other or one not in self._stored or other not in self._stored:
+            return False
+        try:
+            before, after = (atb_file.elements(*self._stored[k]) for k in (one, other))
+        except ElementsMissing:
+            return False
+        return before.shape != after.shape or before.tobytes() != after.tobytes()

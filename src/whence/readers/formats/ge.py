@@ -1,0 +1,229 @@
+"""GE dumps of Ascend graph mode: one file for every operator run, `Type.name.task.stream.time`, as CANN and torchair write them.
+
+    [worldsize1_global_rank0/]20251010083826/0/graph_1_0/1/0/MatMulV2.MatMul.45.6.1706596912161951
+                              time / device / graph / model / token
+
+Also the nano variant, files with numbers for names (`mapping.csv`), files converted to npy, statistics as csv, and a single file. The
+graph texts beside the dump say which operators of the original program each one stands for (`Call.origins`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from whence.errors import UnreadableRun
+from whence.readers.ascend import ge_file
+from whence.readers.ascend.ge_graphs import Origins, Texts, is_graph
+from whence.readers.assembly import npy_tensors
+from whence.readers.assembly.builder import Building
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a folder with GE dumps such as MatMulV2.MatMul.45.6.1706596912161951, or one of them"
+ORDER = 30
+
+_TIME = re.compile(r"\d{16}$")
+_NUMBERED = re.compile(r"\d{16}$|\d{32}$")
+_FOLDER = re.compile(r"\d{14}$")
+_GRAPH = re.compile(r"graph_(\d+)(?:_\d+)?$")
+_RANK = re.compile(r"worldsize\d+_global_rank(\d+)$")
+_CONVERTED = re.compile(r"(.+)\.(input|output)\.(\d+)\.npy$")
+_ABOVE = 7  # folders above a dump where its rank, its graph and the texts may be
+_TRIED = 20  # files looked into before a folder is said to be none
+_MAPPING_BYTES = 64 << 20
+
+
+class Name(NamedTuple):
+    """What the name of a dump file says. time: as a number that orders files."""
+
+    op_type: str
+    op_name: str
+    task: int
+    time: int
+
+
+def named(name: str) -> Name | None:
+    """The parts of a file's name; None when it is no such name.
+
+    The name of the operator may hold dots; behind the time there may be more fields; the oldest writers leave out the stream.
+    """
+    fields = name.split(".")
+    at = next((i for i in range(len(fields) - 1, 2, -1) if _TIME.match(fields[i])), len(fields) - 1)
+    before = fields[:at]
+    if not fields[at].isdecimal() or len(before) < 3 or not before[-1].isdecimal() or not before[0]:
+        return None
+    stream = len(before) > 3 and before[-2].isdecimal()
+    if len(fields[at]) < 9 or (len(fields[at]) != 16 and not stream):
+        return None
+    task = before[-2] if stream else before[-1]
+    return Name(before[0], ".".join(before[1 : -2 if stream else -1]), int(task[:18]), int(fields[at][:18]))
+
+
+def sniff(place: Place) -> bool:
+    """Names of operators with times that begin as dumps do; or one such file."""
+    if not place.is_folder:
+        fits = named(place.path.name) is not None or _NUMBERED.match(place.path.name) is not None
+        return fits and ge_file.recognised(place.head, place.size)
+    tried = 0
+    for name in place.files:
+        last = name.rpartition("/")[2]
+        converted = _CONVERTED.match(last)
+        if converted and named(converted[1]) is not None:
+            return True
+        if named(last) is None and not _NUMBERED.match(last):
+            continue
+        path = place.inside(name)
+        with path.open("rb") as file:
+            if ge_file.recognised(file.read(64), path.stat().st_size):
+                return True
+        tried += 1
+        if tried >= _TRIED:
+            return False
+    return False
+
+
+class _Where(NamedTuple):
+    """Where in a dump a file lies. graph: -1 when no folder says so."""
+
+    rank: int
+    root: str
+    graph: int
+    step: int
+
+
+class _Found(NamedTuple):
+    """One operator run: its file, or the npy files it was converted to (slot -> name)."""
+
+    where: _Where
+    name: Name
+    file: str
+    converted: dict[str, str]
+
+
+def open_run(place: Place) -> Run:
+    """Headers of all files now, elements when asked for."""
+    building = Building(place.path, "ge")
+    found = sorted(_found(place, building), key=lambda f: (f.where.step, f.where.rank, f.name.time, f.name.task, f.file))
+    texts = Texts(_texts(place))
+    for wrong in texts.wrong:
+        building.note("error", wrong)
+    origins: dict[tuple[int, int], Origins] = {}
+    for one in found:
+        key = one.where.graph, one.where.rank
+        if key not in origins:
+            origins[key] = texts.origins(*key)
+        _call(place, building, one, origins[key])
+    return building.run()
+
+
+def _call(place: Place, building: Building, one: _Found, origins: Origins) -> None:
+    slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
+    said: tuple[str, ...] = ()
+    name = one.name.op_name
+    if one.converted:
+        for slot, file in sorted(one.converted.items(), key=lambda s: int(s[0].partition(".")[2])):
+            kind, _, k = slot.partition(".")
+            slots[kind][k] = npy_tensors.add(building, place, file)
+    else:
+        try:
+            dumped = ge_file.read(place.inside(one.file))
+        except (UnreadableRun, OSError) as error:
+            building.note("error", f"{one.file}: {error}", name, one.where.step)
+            return
+        name = dumped.op_name or name
+        said = tuple(t.origin for t in dumped.tensors if t.origin)
+        for held in dumped.tensors:
+            kind, _, k = held.slot.partition(".")
+            slots[kind][k] = _tensor(place, building, one, held)
+        if dumped.left:
+            building.note("not-read", f"{one.file}: {', '.join(dumped.left)}", name, one.where.step)
+    building.call(
+        name, op_type=one.name.op_type, inputs=slots["input"], outputs=slots["output"], root=one.where.root, step=one.where.step,
+        rank=one.where.rank, origins=origins.of(name, one.name.op_type, said),
+    )  # fmt: skip
+
+
+def _tensor(place: Place, building: Building, one: _Found, held: ge_file.Held) -> int:
+    path = place.inside(one.file)
+    if held.layout.why:
+        building.note("layout", f"{one.file}: {held.slot}: {held.layout.why}", one.name.op_name, one.where.step)
+    kind, _, k = held.slot.partition(".")
+    why = ge_file.missing(held, path)
+    return building.tensor(
+        held.type.dtype or held.type.name, held.shape, None if why else lambda: ge_file.elements(path, held), why=why, device="npu",
+        file=f"{one.file},{kind}s,{k}",
+    )  # fmt: skip
+
+
+def _found(place: Place, building: Building) -> Iterator[_Found]:
+    if not place.is_folder:
+        alone = named(place.path.name) or Name("", place.path.name, 0, 0)
+        yield _Found(_Where(0, "model", -1, 0), alone, place.path.name, {})
+        return
+    above = place.path.absolute().parts[-_ABOVE:]
+    mapped: dict[str, dict[str, str]] = {}
+    converted: dict[tuple[str, str], dict[str, str]] = {}
+    name: Name | None
+    for file in place.files:
+        folder, _, last = file.rpartition("/")
+        npy = _CONVERTED.match(last)
+        if npy and named(npy[1]):
+            converted.setdefault((folder, npy[1]), {})[f"{npy[2]}.{int(npy[3])}"] = file
+            continue
+        name = named(last)
+        if name is None and _NUMBERED.match(last):
+            if folder not in mapped:
+                mapped[folder] = _mapping(place, folder, building)
+            name = named(mapped[folder].get(last, ""))
+            if name is None:
+                building.note("error", f"{file} is in no mapping.csv beside it, so nobody knows which operator it is")
+                name = Name("", last, 0, int(last[:16]))
+        if name is not None:
+            yield _Found(_where((*above, *filter(None, folder.split("/")))), name, file, {})
+    for (folder, base), files in converted.items():
+        name = named(base)
+        assert name is not None
+        yield _Found(_where((*above, *filter(None, folder.split("/")))), name, "", files)
+
+
+def _where(parts: tuple[str, ...]) -> _Where:
+    """What the folders above a file say. Where none says the rank, it is the number of the device."""
+    rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), -1)
+    at = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
+    inner = parts[at + 1 :] if at >= 0 else ()
+    graph = next((m for p in reversed(parts) if (m := _GRAPH.match(p))), None)
+    if rank < 0:
+        rank = int(inner[0]) if len(inner) > 1 and inner[0].isdecimal() and len(inner[0]) < 6 else 0
+    step = int(parts[-1]) if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 and (at < 0 or len(inner) > 1) else 0
+    return _Where(rank, f"graph_{graph[1]}" if graph else "model", int(graph[1]) if graph else -1, step)
+
+
+def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
+    """Names behind the numbers that CANN gives to files whose names are too long."""
+    path = place.inside(f"{folder}/mapping.csv" if folder else "mapping.csv")
+    if not path.is_file() or path.stat().st_size > _MAPPING_BYTES:
+        return {}
+    with path.open(newline="", encoding="utf-8", errors="backslashreplace") as file:
+        try:
+            return {row[0].strip(): row[1].strip() for row in csv.reader(file) if len(row) > 1}
+        except csv.Error as error:
+            building.note("error", f"{path.name}: {error}")
+            return {}
+
+
+def _texts(place: Place) -> Iterator[Path]:
+    """Graph texts in the dump; where there are none, those in the folders above that torchair writes them to."""
+    inside = [place.inside(file) for file in place.files if is_graph(file.rpartition("/")[2])]
+    yield from inside
+    if any(path.suffix != ".json" for path in inside):
+        return
+    here = place.path.absolute() if place.is_folder else place.path.absolute().parent
+    for folder in here.parents[: _ABOVE - 1]:
+        texts = sorted(folder.glob("dynamo_*_graph_*.txt"))
+        if texts:
+            yield from texts
+            return

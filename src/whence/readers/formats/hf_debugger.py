@@ -1,0 +1,185 @@
+"""The model debugger of Hugging Face transformers: a tree of module calls, with tensors printed into it or in safetensors files beside.
+
+Files MODEL_debug_tree_FULL_TENSORS.json and MODEL_debug_tree_SUMMARY.json, as `model_addition_debugger_context` writes them.
+Source: transformers 5.23, model_debugging_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import orjson
+
+from whence import dtypes
+from whence.errors import UnreadableRun, WhenceError
+from whence.readers.assembly import named_tensors, safetensors_file
+from whence.readers.assembly.builder import Building
+from whence.readers.encodings import limits, torch_print
+from whence.readers.encodings.archive import File
+from whence.readers.source import Place
+from whence.records import Run, Statistics
+
+LOOKS_LIKE = "MODEL_debug_tree_FULL_TENSORS.json of transformers, or the folder it lies in"
+ORDER = 15
+_FULL, _SUMMARY = "_debug_tree_FULL_TENSORS.json", "_debug_tree_SUMMARY.json"
+_SHAPE = re.compile(r"\[([\d, ]*)\]")
+_STATISTICS = "the summary keeps statistics only"
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(name.endswith((_FULL, _SUMMARY)) for name in place.names)
+    return place.path.name.endswith((_FULL, _SUMMARY)) or (place.suffix == ".json" and b'"module_path"' in place.head[:1000])
+
+
+def open_run(place: Place) -> Run:
+    """Modules with their inputs; leaves have their outputs too. Printed tensors are exact to half their last digit."""
+    building = Building(place.path, "hf-debugger")
+    if place.is_folder:
+        names = [n for n in place.names if n.endswith(_FULL)] or [n for n in place.names if n.endswith(_SUMMARY)]
+    else:
+        names = [place.path.name]
+    for name in names:
+        tree = _loaded(place, name)
+        _Tree(building, place, tree, root=PurePosixPath(str(tree.get("module_path", "model")).split(" ")[0]).name).add()
+    return building.run()
+
+
+def _loaded(place: Place, name: str) -> dict[str, Any]:
+    path = place.inside(name)
+    if path.stat().st_size > limits.JSON_BYTES:
+        raise UnreadableRun(f"{name} has {path.stat().st_size} bytes; dump with use_repr=False, which keeps tensors beside the tree")
+    try:
+        tree = orjson.loads(path.read_bytes())
+    except (orjson.JSONDecodeError, OSError) as error:
+        raise UnreadableRun(f"{name} is no JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise UnreadableRun(f"{name} is no tree of calls")
+    return tree
+
+
+class _Tree:
+    """One tree of calls on its way into a Building."""
+
+    def __init__(self, building: Building, place: Place, tree: dict[str, Any], root: str) -> None:
+        self.building, self.place, self.tree, self.root = building, place, tree, root
+        # A module that ran twice has written over its file: what is in it is of the last call.
+        self.left = Counter(path for path in _paths(tree))
+
+    def add(self) -> None:
+        todo: list[tuple[Any, int]] = [(self.tree, -1)]
+        while todo:
+            node, parent = todo.pop()
+            if not isinstance(node, dict):
+                self.building.note("error", f"{type(node).__name__} stands where a call is expected; it is not read")
+                continue
+            path = str(node.get("module_path", "")).split(" ")[0]
+            scope = "" if parent == -1 else path.removeprefix(f"{self.root}.")
+            given = node.get("inputs") or {}
+            args, kwargs = (given.get("args", []), given.get("kwargs", {})) if isinstance(given, dict) else (given, {})
+            inputs = {**dict(self._records(args)), **(dict(self._records(kwargs)) if isinstance(kwargs, dict) else {})}
+            outputs = dict(self._records(_listed(node.get("outputs"))))
+            call = self.building.call(scope, kind="module", parent=parent, inputs=inputs, outputs=outputs)
+            kids = node.get("children") or []
+            todo += [(kid, call) for kid in reversed(kids)] if isinstance(kids, list) else []
+
+    def _records(self, value: Any) -> Iterator[tuple[str, int]]:
+        """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken apart."""
+        for slot, tensor in _tensors(value, ""):
+            yield slot, self._record(tensor)
+
+    def _record(self, tensor: dict[str, Any]) -> int:
+        dtype = str(tensor.get("dtype", "")).removeprefix("torch.")
+        found = _SHAPE.search(str(tensor.get("shape", ""))[:1000])
+        shape = tuple(int(n) for n in found[1].split(",") if n.strip()) if found else ()
+        value, figures = tensor.get("value"), _figures(tensor, limits.count(shape))
+        if isinstance(value, str):
+            return self._beside(value, dtype, shape)
+        if isinstance(value, list) and all(isinstance(line, str) for line in value) and dtype in dtypes.DTYPES:
+            return self._printed("\n".join(value), dtype, shape, figures)
+        statistics, quantum = figures
+        return self.building.tensor(dtype, shape, why=_STATISTICS, statistics=statistics, quantum=quantum)
+
+    def _printed(self, text: str, dtype: str, shape: tuple[int, ...], figures: tuple[Statistics | None, float]) -> int:
+        try:
+            printed = torch_print.parse(text, dtype)
+        except (UnreadableRun, ValueError, OverflowError) as error:
+            return self.building.tensor(dtype, shape, why=f"its print cannot be read: {error}", statistics=figures[0], quantum=figures[1])
+        if printed.array.shape == shape:
+            return self.building.array(printed.array, quantum=printed.quantum)
+        if not printed.is_part:
+            return self.building.tensor(dtype, shape, why=f"its print shows {printed.array.shape}, its shape is {shape}")
+        return self.building.array(printed.array, quantum=printed.quantum, whole=shape)
+
+    def _beside(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
+        self.left[name] -= 1
+        if self.left[name] > 0:
+            return self.building.tensor(dtype, shape, why=f"a later call of this module has written over {name}")
+        try:
+            path = self.place.inside(name)
+            if not path.is_file():
+                return self.building.tensor(dtype, shape, why=f"{name} is not there")
+            item = next((item for item in safetensors_file.tensors_of(self.building, File(path), "") if item.name == "data"), None)
+        except WhenceError as error:
+            return self.building.tensor(dtype, shape, why=str(error))
+        if item is None:
+            return self.building.tensor(dtype, shape, why=f"{name} holds no tensor called data")
+        return replace(item, file=name.removeprefix("./")).record(self.building)
+
+
+def _listed(value: Any) -> Any:
+    """Outputs as slots: a single tensor is the first of them."""
+    return [value] if isinstance(value, dict) and _is_tensor(value) else value
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str)
+
+
+def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    todo: list[tuple[str, Any]] = [(slot, value)]
+    while todo:
+        at, item = todo.pop()
+        if _is_tensor(item):
+            yield at or "0", item
+            continue
+        parts = list(item.items()) if isinstance(item, dict) else list(enumerate(item)) if isinstance(item, list) else []
+        todo += [(named_tensors.below(at, str(key)), part) for key, part in reversed(parts)]
+
+
+def _paths(tree: Any) -> Iterator[str]:
+    """Files of all tensors in a tree of calls."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            if _is_tensor(node):
+                if isinstance(node.get("value"), str):
+                    yield node["value"]
+                continue
+            todo += node.values()
+        elif isinstance(node, list):
+            todo += node
+
+
+def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, float]:
+    """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1, whence by n."""
+    found: dict[str, float] = {}
+    quantum = 0.0
+    for key in ("min", "max", "mean", "std"):
+        text = re.search(r"tensor\(([-+.\deE]+|nan|[-+]?inf)", str(tensor.get(key, ""))[:100])
+        if text is None:
+            return None, 0.0
+        found[key] = float(text[1])
+        quantum = max(quantum, torch_print.step(text[1]))
+    if not count or not all(map(math.isfinite, found.values())):
+        return None, 0.0
+    std = found["std"] * math.sqrt((count - 1) / count)
+    norm = math.sqrt(count * (found["mean"] ** 2 + std**2))
+    return Statistics(count, found["min"], found["max"], found["mean"], std, norm, 0, 0, 0), quantum

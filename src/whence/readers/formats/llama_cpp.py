@@ -1,0 +1,178 @@
+"""What llama.cpp prints with `llama-eval-callback`: a line for every node of the graph, then some of its values.
+
+    ggml_debug:   norm-0 = (f32)   RMS_NORM(inp_embd{2048, 4, 1, 1}, }) = {2048, 4, 1, 1}
+                                     [
+                                      [
+                                       [      0.1234,      -0.5678,       0.0012, ...,       0.3456],
+    ...
+                                     sum = 12.345678
+
+Of each axis the first and the last three are printed, of older versions the first three, with four digits behind the point; extents are
+written fastest first. Weights are named and not printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.readers.assembly.builder import UNTOLD, Building
+from whence.readers.encodings import limits
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a text with lines as llama-eval-callback prints them (ggml_debug: ...)"
+ORDER = 15
+
+_NODE = re.compile(
+    r"\s*(?:\S+\s+)?(?:ggml_debug|common_debug_cb_eval|cb_eval): +(?P<name>\S.*?) = \((?P<type>\w+)\) +(?P<op>\w+)\((?P<of>.*)\) = "
+    r"\{(?P<ne>[\d, ]+)\}\s*"
+)
+_SOURCE = re.compile(r"([^{},\s][^{},]*)\{([\d, ]+)\}")
+_COPY = re.compile(r"[^#]+#(.+)#\d+")  # of a tensor on another device
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)", re.IGNORECASE)
+_LINE = 2000  # characters of a line that can be a node
+_TYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f64": "float64",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+}
+
+
+def sniff(place: Place) -> bool:
+    head = place.head.decode("utf-8", "replace")
+    return "ggml_debug:" in head or "cb_eval:" in head
+
+
+def open_run(place: Place) -> Run:
+    """The whole text is read once; what it shows of each tensor is kept."""
+    building = Building(place.path, "llama.cpp")
+    known: dict[str, int] = {}
+    first, step = "", 0
+    for node in _nodes(place):
+        if not first:
+            first = node.name
+        elif node.name == first:  # the graph begins anew
+            step, known = step + 1, {}
+        sources = [_plain(name) for name, _ in node.sources]
+        shapes = [list(_shape(ne)) for _, ne in node.sources]
+        record = _record(building, node)
+        inputs = {str(i): known[name] for i, name in enumerate(sources) if name in known}
+        building.call(
+            node.name, op_type=node.op, step=step,
+            inputs=inputs, outputs=[record], origins=(),
+            notes=() if inputs else (UNTOLD,),  # a cache, which nodes before have written
+            arguments={f"input.{i}": f"{name} {shapes[i]}" for i, name in enumerate(sources) if name not in known},
+        )  # fmt: skip
+        known[node.name] = record
+    return building.run()
+
+
+class _Node(NamedTuple):
+    """One node as printed. lines: what follows it up to the next, as far as these are values."""
+
+    name: str
+    dtype: str
+    op: str
+    sources: list[tuple[str, str]]
+    extents: str
+    lines: list[str]
+
+
+def _nodes(place: Place) -> Iterator[_Node]:
+    node: _Node | None = None
+    with place.path.open(encoding="utf-8", errors="replace", newline=None) as file:
+        while line := file.readline(1 << 16):
+            found = _NODE.fullmatch(line.rstrip("\n")) if len(line) <= _LINE and ") = {" in line else None
+            if found is not None:
+                if node is not None:
+                    yield node
+                node = _Node(found["name"].strip(), found["type"], found["op"], _SOURCE.findall(found["of"]), found["ne"], [])
+            elif node is not None and (text := line.strip())[:1] in ("[", "]", ".", "s"):
+                node.lines.append(text)
+    if node is not None:
+        yield node
+
+
+def _plain(name: str) -> str:
+    found = _COPY.fullmatch(name.strip())
+    return found[1] if found is not None else name.strip()
+
+
+def _shape(extents: str) -> tuple[int, ...]:
+    """The logical shape, slowest first, without leading ones beyond two axes."""
+    found = [int(n) for n in extents.replace(" ", "").split(",") if n and len(n) < 19][::-1]
+    while len(found) > 2 and found[0] == 1:
+        found.pop(0)
+    return tuple(found)
+
+
+def _record(building: Building, node: _Node) -> int:
+    dtype = _TYPES.get(node.dtype.lower(), node.dtype.lower())
+    whole = limits.extents(_shape(node.extents), node.name)
+    sums = [float(found[0]) for text in node.lines if text.startswith("sum") and (found := _NUMBER.findall(text[3:]))]
+    columns = {"sum": sums[-1]} if sums else {}
+    rows = [text for text in node.lines if not text.startswith("sum")]
+    if dtype not in dtypes.DTYPES or not rows:
+        return building.tensor(dtype, whole, why="its values are not printed", columns=columns)
+    read = _values(rows)
+    if isinstance(read, str):
+        return building.tensor(dtype, whole, why=read, columns=columns)
+    shown, digits = read
+    axes = max(len(whole), 1)
+    if shown.ndim > axes and limits.count(shown.shape[: shown.ndim - axes]) == 1:
+        shown = shown.reshape(shown.shape[shown.ndim - axes :])
+    if shown.ndim != axes or any(a > b for a, b in zip(shown.shape, whole)):
+        return building.tensor(dtype, whole, why=f"prints {list(shown.shape)} values of a tensor of {list(whole)}", columns=columns)
+    is_whole = shown.shape == whole
+    with np.errstate(over="ignore", invalid="ignore"):
+        array: Array = shown.astype(dtypes.named(dtype).numpy)
+    quantum = 10.0**-digits if dtypes.named(dtype).is_floating else 0.0
+    return building.array(array, quantum=quantum, whole=() if is_whole else whole, columns=columns)
+
+
+def _values(lines: list[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int] | str:
+    """(what is printed, as (blocks, planes, rows, columns); digits behind the point), or why it cannot be read."""
+    rows: list[list[float]] = []
+    planes: list[int] = []  # rows in each
+    blocks: list[int] = []  # planes in each
+    digits, depth, row, plane = 0, 0, 0, 0
+    for text in lines:
+        if text.startswith("[") and len(text.rstrip(" ,")) > 1:
+            numbers = _NUMBER.findall(text)
+            digits = max([digits, *(len(n.partition(".")[2]) for n in numbers)])
+            rows.append([float(n) for n in numbers])
+            row += 1
+        elif text.startswith("["):
+            depth += 1
+            row, plane = (0, plane) if depth == 2 else (row, 0)
+        elif text.startswith("]"):
+            if depth == 2:
+                planes.append(row)
+                plane += 1
+            else:
+                blocks.append(plane)
+            depth -= 1
+        elif not text.startswith("."):
+            return "its values are damaged: a line that is none"
+        if not 0 <= depth <= 2:
+            return "its values are damaged: brackets do not match"
+    if depth or not rows:
+        return "the text ends within its values"
+    counts = {len(one) for one in rows}, set(planes), set(blocks)
+    if any(len(found) != 1 for found in counts):
+        return "its values are damaged: rows of different lengths"
+    shape = (len(blocks), blocks[0], planes[0], len(rows[0]))
+    if limits.count(shape) != sum(map(len, rows)):
+        return "its values are damaged: values are missing"
+    return np.asarray(rows, np.float64).reshape(shape), digits

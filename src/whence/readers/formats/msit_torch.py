@@ -1,0 +1,292 @@
+"""Dumps of PyTorch modules by `msit llm dump` (formerly ait): a folder for every module, in it its inputs and outputs as .pth files.
+
+    msit_dump_20250101_000000/torch_tensors/npu0_1234/model_tree.json
+    .../npu0_1234/0/root.model.layers.0.mlp/input_0.pth, output.pth        token / module [. function [. how often]]
+    .../npu0_1234/weights/root.lm_head.weight.pth
+    .../npu0_1234/statistics.csv
+
+Older ones lie in `{cuda0|cpu}_{process}/{token}` alone, and may hold the logits only. Files are read without torch, and not unpickled.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whence import dtypes
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.ascend.process_folders import PROCESS, ranks
+from whence.readers.assembly.builder import Building
+from whence.readers.assembly.call_order import ordered
+from whence.readers.encodings import limits, torch_file
+from whence.readers.source import Place
+from whence.records import Run, Statistics
+
+LOOKS_LIKE = "a folder with tensors of modules such as 0/root.model.layers.0/output.pth"
+ORDER = 30
+
+_FILE = re.compile(r"(?:^|/)(root(?:\.[^/]+)?)/(input|output)((?:_\d{1,6})*)\.pth$")
+_WEIGHT = re.compile(r"(?:^|/)weights/(root\.[^/]+)\.pth$")
+_HEADER = ["NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm"]
+_TREE_DEPTH = 200
+_LOOK = 1024  # elements of each end of a tensor: what stands for its content where only the order is asked
+
+
+def sniff(place: Place) -> bool:
+    """A tensor of a module called root..., or the statistics of such."""
+    if not place.is_folder:
+        return False
+    for name in place.files:
+        if name.endswith(".pth") and (_FILE.search(name) or _WEIGHT.search(name)):
+            return True
+        if name.rpartition("/")[2] == "statistics.csv":
+            with place.inside(name).open("rb") as file:
+                if file.readline(4096).decode("utf-8", "replace").strip().split(",") == _HEADER:
+                    return True
+    return False
+
+
+class _Tensor(NamedTuple):
+    """slot: "input.0". file: where it is; or what a row of statistics says: (dtype, shape, figures)."""
+
+    slot: str
+    file: str
+    said: tuple[str, tuple[int, ...], Statistics | None] | None = None
+
+
+_Moment = tuple[str, int]  # process, token
+_Held = dict[_Moment, dict[str, list[_Tensor]]]
+
+
+def open_run(place: Place) -> Run:
+    """What each file holds now, elements when asked for."""
+    building = Building(place.path, "msit_torch")
+    held: _Held = defaultdict(lambda: defaultdict(list))
+    weights: dict[str, dict[str, str]] = defaultdict(dict)
+    trees: dict[str, dict[str, str]] = {}
+    for name in place.files:
+        folders = (place.path.absolute().name, *name.split("/"))
+        found, weight = _FILE.search(name), _WEIGHT.search(name)
+        if weight:
+            weights[_process(folders[:-2])][weight[1]] = name
+        elif found:
+            slot = _slot(found[2], found[3])
+            held[_moment(folders[:-2])][found[1]].append(_Tensor(slot, name))
+        elif folders[-1] == "model_tree.json":
+            trees[_process(folders[:-1])] = _tree(place.inside(name), building)
+        elif folders[-1] == "statistics.csv":
+            _statistics(place, name, folders, held, building)
+        elif name.endswith(".pth"):
+            building.note("error", f"{name} is not read: it is neither an input or output of a module nor a weight")
+    for process in weights:
+        if not any(p == process for p, _ in held):
+            held[process, 0] = defaultdict(list)
+    known = ranks([process for process, _ in held])
+    orders: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for (process, token), modules in sorted(held.items(), key=lambda item: (item[0][1], item[0][0])):
+        tree = trees.get(process, {})
+        step = _Step(place, building, modules, tree, weights.get(process, {}), token, known[process])
+        key = process, frozenset(step.names)
+        if key not in orders:
+            orders[key] = step.order()
+        step.add(orders[key])
+    return building.run()
+
+
+class _Step:
+    """The modules of one token of one process."""
+
+    def __init__(
+        self, place: Place, building: Building, modules: Mapping[str, list[_Tensor]], tree: Mapping[str, str],
+        weights: Mapping[str, str], token: int, rank: int,
+    ) -> None:  # fmt: skip
+        self.place, self.building, self.modules, self.tree = place, building, modules, tree
+        self.token, self.rank = token, rank
+        self.params: dict[str, dict[str, str]] = defaultdict(dict)
+        for name, file in weights.items():
+            module, _, last = name.rpartition(".")
+            self.params[module][last] = file
+        self.names = {*modules, *self.params} if token == 0 or not modules else {*modules}
+        self._order = {name: k for k, name in enumerate(tree)}
+        self._weights: dict[str, int] = {}
+
+    def order(self) -> list[str]:
+        """All names, each before what is part of it; siblings as the tree has them, and none before what it reads is made."""
+        parts: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(self.names, key=lambda n: (self._order.get(n, len(self._order)), _natural(n))):
+            parts[self._above(name)].append(name)
+        out: list[str] = []
+        todo = list(reversed(self._siblings(parts[""])))
+        while todo:
+            name = todo.pop()
+            out.append(name)
+            todo += reversed(self._siblings(parts.get(name, [])))
+        return out
+
+    def _above(self, name: str) -> str:
+        """The nearest module around this one that is in the dump, "" when there is none."""
+        above = name.rpartition(".")[0]
+        while above and above not in self.names:
+            above = above.rpartition(".")[0]
+        return above
+
+    def _siblings(self, names: list[str]) -> list[str]:
+        if len(names) < 2:
+            return names
+        reads: dict[str, list[Hashable]] = defaultdict(list)
+        makes: dict[str, list[Hashable]] = defaultdict(list)
+        for name in names:
+            for tensor in self.modules.get(name, ()):
+                content = _look(self.place, tensor)
+                if content is not None:
+                    (reads if tensor.slot.startswith("input") else makes)[name].append(content)
+        return ordered(names, reads, makes)
+
+    def add(self, order: Iterable[str]) -> None:
+        handles: dict[str, int] = {}
+        for name in order:
+            module, function = self._parts(name)
+            slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
+            for tensor in sorted(self.modules.get(name, ()), key=lambda t: _natural(t.slot)):
+                for slot, record in self._records(tensor):
+                    kind, _, place = slot.partition(".")
+                    slots[kind][place] = record
+            params = {last: self._weight(file) for last, file in self.params.get(name, {}).items()}
+            scope = module.removeprefix("root").removeprefix(".")
+            handles[name] = self.building.call(
+                scope, op=function, op_type=function or self.tree.get(module, ""), inputs=slots["input"], outputs=slots["output"],
+                params=params, kind="operator" if function else "module", step=self.token, rank=self.rank,
+                parent=handles.get(self._above(name), -1),
+            )  # fmt: skip
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        """(module, function called in it): the longest module of the tree that the name begins with."""
+        if not self.tree or name in self.tree:
+            return name, ""
+        module = name.rpartition(".")[0]
+        while module and module not in self.tree:
+            module = module.rpartition(".")[0]
+        if not module:
+            return name, ""
+        function = name[len(module) + 1 :]
+        head, _, last = function.rpartition(".")
+        return module, head if head and last.isdecimal() else function
+
+    def _records(self, tensor: _Tensor) -> list[tuple[str, int]]:
+        if tensor.said is not None:
+            dtype, shape, figures = tensor.said
+            why = "the dump holds its statistics only"
+            return [(tensor.slot, self.building.tensor(dtype, shape, why=why, statistics=figures, file=tensor.file))]
+        return [(tensor.slot + inner, record) for inner, record in _tensors(self.place, self.building, tensor.file)]
+
+    def _weight(self, file: str) -> int:
+        """A weight is one record in all steps."""
+        if file not in self._weights:
+            self._weights[file] = _tensors(self.place, self.building, file)[0][1]
+        return self._weights[file]
+
+
+def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int]]:
+    """The tensors of a file, with what to add to its slot: "" for the only one."""
+    path = place.inside(name)
+    try:
+        held = [(inner, one) for inner, one in torch_file.tensors(torch_file.load(path, path.name))]
+    except (UnreadableRun, OSError) as error:
+        return [("", building.tensor("float32", (), why=str(error), file=name))]
+    out: list[tuple[str, int]] = []
+    for inner, one in held:
+        slot = f".{inner}" if inner and len(held) > 1 else ""
+        if isinstance(one, torch_file.TorchTensor):
+            out.append((slot, building.tensor(one.dtype, one.shape, one.array, file=name)))
+        else:
+            out.append((slot, building.tensor("float32", (), why=f"{path.name} holds a {one.name}, not a tensor that is read", file=name)))
+    return out or [("", building.tensor("float32", (), why=f"{path.name} holds no tensor", file=name))]
+
+
+def _slot(kind: str, places: str) -> str:
+    """ "output" of a module that returns one tensor is its place 0; nested ones keep all their places."""
+    return f"{kind}.{places[1:].replace('_', '.') or '0'}"
+
+
+def _process(folders: tuple[str, ...]) -> str:
+    return next((f for f in reversed(folders) if PROCESS.match(f)), "")
+
+
+def _moment(folders: tuple[str, ...]) -> _Moment:
+    last = folders[-1] if folders else ""
+    return _process(folders), int(last) if last.isdecimal() and len(last) < 10 else 0
+
+
+def _tree(path: Path, building: Building) -> dict[str, str]:
+    """Modules with their classes, in the order of the tree: the order in which they were made, mostly that in which they run."""
+    try:
+        limit = path.stat().st_size
+        top = json.loads(path.read_bytes()) if limit < limits.JSON_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        building.note("error", f"{path.name} cannot be read ({error}); classes and the order of modules are not known from it")
+        return {}
+    out: dict[str, str] = {}
+    todo = [(top, 0)]
+    while todo:
+        node, depth = todo.pop()
+        if not isinstance(node, dict) or depth > _TREE_DEPTH:
+            continue
+        out.setdefault(str(node.get("name", "")), str(node.get("type", "")))
+        below = node.get("children")
+        todo += [(kid, depth + 1) for kid in reversed(below)] if isinstance(below, list) else []
+    return out
+
+
+def _statistics(place: Place, name: str, folders: tuple[str, ...], held: _Held, building: Building) -> None:
+    """Rows of statistics; a tensor that is told of again belongs to the next token."""
+    process, first = _moment(folders[:-1])
+    again: dict[tuple[str, str], int] = defaultdict(int)
+    with place.inside(name).open(newline="", encoding="utf-8", errors="backslashreplace") as file:
+        rows = csv.reader(file)
+        if next(rows, None) != _HEADER:
+            building.note("error", f"{name} is not read: its columns are not those of msit")
+            return
+        for number, row in enumerate(rows, 2):
+            try:
+                node, _, kind, index, dtype, shape, *figures = row
+                if kind.lower() not in ("input", "output") or not node.startswith("root"):
+                    raise ValueError(f"{kind} of {node}")
+                slot = f"{kind.lower()}.{index.replace('_', '.') or '0'}"
+                extents = limits.extents([int(n) for n in re.findall(r"\d{1,18}", shape)], f"row {number}")
+                high, low, mean, norm = (float(f) for f in figures)
+            except (ValueError, UnreadableRun) as error:
+                building.note("error", f"{name}: row {number} is not read: {error}")
+                continue
+            plain = dtype.removeprefix("torch.")
+            step = first + again[node, slot]
+            again[node, slot] += 1
+            if any(t.slot == slot for t in held[process, step][node]):
+                continue  # the tensor itself is there
+            said = (plain if plain in dtypes.DTYPES else "float32", extents, Statistics(
+                limits.count(extents), low, high, mean, None, norm, 0, 0, 0,
+            ))  # fmt: skip
+            held[process, step][node].append(_Tensor(slot, name, said))
+
+
+def _look(place: Place, tensor: _Tensor) -> Hashable | None:
+    """What stands for the content of a tensor: its shape, and both ends of its elements."""
+    if tensor.said is not None:
+        figures = tensor.said[2]
+        return (tensor.said[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))
+    try:
+        found = torch_file.load(place.inside(tensor.file), tensor.file)
+        if not isinstance(found, torch_file.TorchTensor) or limits.count(found.shape) < 2 or not found.is_contiguous:
+            return None
+        flat = found.array().reshape(-1)
+    except (UnreadableRun, ElementsMissing, OSError):
+        return None
+    return found.dtype, found.shape, flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
+
+
+def _natural(text: str) -> list[Any]:
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", text) if part]

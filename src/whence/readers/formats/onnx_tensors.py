@@ -1,0 +1,113 @@
+"""ONNX tensors: a TensorProto (input_0.pb), a test_data_set folder of them, or the initializers of a model.
+
+Pure Python, nothing of onnx is imported. Layouts: onnx/onnx.proto3; test_data_set_N/{input,output}_K.pb as the ONNX model zoo and its
+backend tests have them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+from whence.errors import UnreadableRun
+from whence.readers.assembly import named_tensors
+from whence.readers.assembly.builder import Building
+from whence.readers.assembly.named_tensors import Named
+from whence.readers.encodings import onnx_tensor, protobuf
+from whence.readers.encodings.archive import File
+from whence.readers.encodings.onnx_tensor import OnnxTensor
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "an ONNX tensor (input_0.pb), a test_data_set folder, or an .onnx model"
+ORDER = 60
+_SET = re.compile(r"(?:^|/)(?:test_data_set_(?P<set>\d{1,6})/)?(?P<kind>input|output)_(?P<slot>\d{1,6})\.pb$")
+_DATA_SET = re.compile(r"test_data_set_\d{1,6}")
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(map(_SET.search, place.names)) or any(map(_DATA_SET.fullmatch, place.names))
+    if place.suffix == ".onnx":
+        return True
+    return place.suffix == ".pb" and _is_tensor(place.head, place.size)
+
+
+def open_run(place: Place) -> Run:
+    """A data set is one call of the whole, a step each; other tensors are labels, initializers parameters."""
+    building = Building(place.path, "onnx")
+    if place.is_folder:
+        _data_sets(building, place)
+    elif place.suffix == ".onnx":
+        named_tensors.add_weights(building, [_named(place, t, t.name or f"initializer_{i}") for i, t in enumerate(_initializers(place))])
+    else:
+        tensor = _tensor(place, place.path.name)
+        found = _SET.search(place.path.name)
+        records = {"0": _named(place, tensor, "").record(building)}
+        if found is not None and found["kind"] == "input":
+            building.call("", kind="label", inputs=records)
+        else:
+            building.call("", kind="label", outputs=records)
+    return building.run()
+
+
+def _is_tensor(head: bytes, size: int) -> bool:
+    """Could these first bytes be those of a TensorProto: its dimensions, then its type?"""
+    try:
+        for number, _, _ in protobuf.fields(head):
+            if number not in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16):
+                return False
+            if number == 2:
+                return True
+    except ValueError:  # cut off within the elements, or another thing
+        return False
+    return False
+
+
+def _data_sets(building: Building, place: Place) -> None:
+    chosen = [(found, name) for name in place.files if (found := _SET.search(name))]
+    calls: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
+    for found, name in sorted(chosen, key=lambda item: named_tensors.natural(item[1])):
+        try:
+            record = _named(place, _tensor(place, name), name).record(building)
+        except UnreadableRun as error:
+            building.note("error", f"{name} is not read: {error}")
+            continue
+        slots = calls.setdefault((str(PurePosixPath(name).parent), int(found["set"] or 0)), {"input": {}, "output": {}})
+        slots[found["kind"]][found["slot"]] = record
+    for (_, step), slots in calls.items():
+        building.call("", kind="label", step=step, inputs=slots["input"], outputs=slots["output"])
+
+
+def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:
+    why = tensor.why()
+    return Named(
+        name, tensor.dtype, tensor.shape, None if why else partial(tensor.array, place.inside), why, file=name if place.is_folder else ""
+    )
+
+
+def _tensor(place: Place, name: str) -> OnnxTensor:
+    file = File(place.inside(name))
+    try:
+        return onnx_tensor.parse(_view(file))
+    except (ValueError, UnreadableRun) as error:
+        raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
+
+
+def _initializers(place: Place) -> list[OnnxTensor]:
+    """Of the graph of a model; those of graphs inside its operators are not looked for. Raises UnreadableRun."""
+    file, found = File(place.path), []
+    try:
+        for number, kind, graph in protobuf.fields(_view(file)):
+            if number == 7 and kind == protobuf.BYTES:
+                found += [onnx_tensor.parse(value) for n, k, value in protobuf.fields(graph) if n == 5 and k == protobuf.BYTES]
+    except ValueError as error:
+        raise UnreadableRun(f"{file.name} is no ONNX model: {error}") from error
+    return found
+
+
+def _view(file: File) -> Any:
+    whole: Any = file.part(0, file.size)
+    return memoryview(whole)

@@ -1,0 +1,172 @@
+"""Paddle's weights, `.pdiparams`: tensors one after the other in the order of their names, which stand in the program beside it.
+
+Each: u32 version 0, u64 levels of detail with their bytes, u32 version 0, i32 n, n bytes of TensorDesc (protobuf), the elements in little
+endian. Read without Paddle; a `.pdparams` is a pickle and is not read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.assembly.builder import Building
+from whence.readers.encodings import limits
+from whence.readers.formats import paddle_program
+from whence.readers.paddle.program_file import Variable, description
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "Paddle weights, .pdiparams"
+ORDER = 31
+_LEVELS = 16
+_DESCRIPTION_BYTES = 4096
+_PROGRAMS = (".pdmodel", ".json")
+
+
+class Stream(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+def sniff(place: Place) -> bool:
+    """Does a tensor with a dtype that is known begin here?"""
+    if place.is_folder or place.size < 20:
+        return False
+    try:
+        _stream(Bytes(place.head), 0)
+    except UnreadableRun:
+        return False
+    return True
+
+
+class Bytes:
+    """Bytes by place, of a file or at hand."""
+
+    def __init__(self, data: bytes | np.memmap[tuple[int], np.dtype[np.uint8]]) -> None:
+        self.data = data
+
+    def part(self, start: int, nbytes: int) -> bytes:
+        return bytes(self.data[start : start + nbytes])
+
+
+def _streams(data: Bytes, size: int) -> Iterator[Stream]:
+    """The tensors of a file, without their elements. Raises UnreadableRun where the next one makes no sense."""
+    place = 0
+    while place < size:
+        found = _stream(data, place)
+        yield found
+        place = found.start + found.nbytes
+
+
+def _stream(data: Bytes, place: int) -> Stream:
+    began = place
+    try:
+        version, levels = struct.unpack("<IQ", data.part(place, 12))
+        place += 12
+        if version or levels > _LEVELS:
+            raise UnreadableRun(f"no tensor begins at byte {began}: version {version}, {levels} levels of detail")
+        for _ in range(levels):
+            (nbytes,) = struct.unpack("<Q", data.part(place, 8))
+            place += 8 + nbytes
+        version, length = struct.unpack("<Ii", data.part(place, 8))
+        place += 8
+        if version or not 0 < length <= _DESCRIPTION_BYTES:
+            raise UnreadableRun(f"no tensor begins at byte {began}: version {version}, a description of {length} bytes")
+        dtype, shape = description(data.part(place, length))
+    except (struct.error, ValueError) as error:
+        raise UnreadableRun(f"no tensor begins at byte {began}: {error}") from error
+    if dtype not in dtypes.DTYPES:
+        raise UnreadableRun(f"the tensor at byte {began} has a dtype that is not known: {dtype or 'none'}")
+    extents = limits.extents(shape, f"the tensor at byte {began}")
+    return Stream(dtype, extents, place + length, limits.count(extents) * dtypes.named(dtype).itemsize)
+
+
+def open_run(place: Place) -> Run:
+    """Parameters of the layers they belong to, memory-mapped; what follows a damaged tensor is lost and listed."""
+    mapped = np.memmap(place.path, np.uint8, "r")
+    building = Building(place.path, "paddle params")
+    found: list[Stream] = []
+    try:
+        found.extend(_streams(Bytes(mapped), place.size))  # keeps what came before the first that is damaged
+    except UnreadableRun as error:
+        if not found:
+            raise
+        building.note("error", f"read up to tensor {len(found)}: {error}")
+    names = _names(building, place, found)
+    root = building.call("", kind="module")
+    layers: dict[str, dict[str, int]] = {}
+    for name, stream in zip(names, found, strict=True):
+        scope, _, own = name.rpartition(".")
+        layers.setdefault(scope, {})[own] = _tensor(building, mapped, place.size, stream)
+    for scope, params in layers.items():
+        if scope:
+            building.call(scope, kind="module", parent=root, params=params)
+        else:
+            building.fill(root, params=params)
+    return building.run()
+
+
+def places(place: Place, program: Place) -> dict[str, Stream]:
+    """Where every tensor of a file lies, by its name, which the program of these weights knows.
+
+    {} when the program has other weights. Raises UnreadableRun, ValueError, OSError.
+    """
+    parameters = paddle_program.described(program).parameters
+    found = list(_streams(Bytes(np.memmap(place.path, np.uint8, "r")), place.size))
+    names = _fitting(parameters, found)
+    return dict(zip(names or (), found))
+
+
+def _fitting(parameters: Mapping[str, Variable], found: list[Stream]) -> list[str] | None:
+    """The names of tensors in the order in which they lie, None when these are other parameters."""
+    names = sorted(parameters)
+    fits = len(names) == len(found) and all((parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape) for n, s in zip(names, found))
+    return names if fits else None
+
+
+def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: Stream) -> int:
+    if stream.start + stream.nbytes > size:
+        left = max(size - stream.start, 0)
+        return building.tensor(
+            stream.dtype, stream.shape, why=f"{stream.dtype} {stream.shape} needs {stream.nbytes} bytes, {left} are left"
+        )
+
+    def load() -> Array:
+        data = mapped[stream.start : stream.start + stream.nbytes]
+        if data.size != stream.nbytes:
+            raise ElementsMissing(f"the file has become shorter: {data.size} of {stream.nbytes} bytes")
+        return np.frombuffer(data, dtypes.named(stream.dtype).numpy).reshape(stream.shape) if stream.nbytes else _empty(stream)
+
+    return building.tensor(stream.dtype, stream.shape, load)
+
+
+def _empty(stream: Stream) -> Array:
+    return np.empty(stream.shape, dtypes.named(stream.dtype).numpy)
+
+
+def _names(building: Building, place: Place, found: list[Stream]) -> list[str]:
+    """The names that the program beside gives them; numbers where there is none, or one of other tensors."""
+    plain = [f"tensor.{i}" for i in range(len(found))]
+    for suffix in _PROGRAMS:
+        beside = f"{place.path.stem}{suffix}"
+        if not place.inside(beside).is_file():
+            continue
+        try:
+            parameters = paddle_program.described(place.within(beside)).parameters
+        except Exception as error:  # noqa: BLE001 - whatever a damaged program does to its parser
+            building.note("error", f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have numbers for names")
+            continue
+        names = _fitting(parameters, found)
+        if names is not None:
+            return names
+        said = f"is the program of other weights ({len(parameters)} against {len(found)})"
+        building.note("error", f"{beside} {said}, so parameters have numbers for names")
+    return plain

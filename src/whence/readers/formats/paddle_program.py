@@ -1,0 +1,91 @@
+"""Paddle programs as a run: `.pdmodel` (ProgramDesc) and PIR `.json`. Operators, attributes and data flow; no values."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from whence.errors import UnreadableRun
+from whence.readers.assembly.builder import Building
+from whence.readers.encodings import limits, protobuf
+from whence.readers.paddle import program_file
+from whence.readers.paddle.program_file import Described, Operator, Variable
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a Paddle program, .pdmodel or PIR .json"
+ORDER = 30
+KIND = "paddle program"
+NO_VALUES = "a program has no values"
+TAKES = "takes "
+"""How the note of a call begins that says as what its operator takes a parameter: "takes linear_0.w_0 as Y"."""
+ONEDNN = "a kernel of oneDNN"
+"""The note of a call that a pass gave to oneDNN."""
+
+
+def sniff(place: Place) -> bool:
+    """A PIR magic word, or a protobuf message whose first field is a block of operators."""
+    if place.is_folder or not place.size:
+        return False
+    if b'"magic":"pir"' in place.head[:4096].replace(b" ", b"").replace(b"\n", b""):
+        return True
+    return place.suffix == ".pdmodel" or (place.size > 4 and _is_block(place.head))
+
+
+def _is_block(head: bytes) -> bool:
+    """Does a ProgramDesc begin here: field 1, a message that begins with idx 0 and parent -1?"""
+    if head[:1] != b"\x0a":
+        return False
+    _, place = protobuf.varint(head, 1)
+    return head[place : place + 13] == b"\x08\x00\x10" + b"\xff" * 9 + b"\x01"
+
+
+def described(place: Place) -> Described:
+    """The program of a file. Raises UnreadableRun, ValueError."""
+    if place.size > limits.JSON_BYTES:
+        raise UnreadableRun(f"it has {place.size} bytes; programs have no weights in them and stay below {limits.JSON_BYTES}")
+    data = place.path.read_bytes()
+    return program_file.pir(data) if data[:64].lstrip()[:1] == b"{" else program_file.legacy(data)
+
+
+def open_run(place: Place) -> Run:
+    """Calls in the order of execution, named by the variable they write; of PIR, which has no names, by layer, operator and place."""
+    program = described(place)
+    building = Building(place.path, KIND)
+    parameters = {name: _tensor(building, variable) for name, variable in program.parameters.items()}
+    _calls(building, program.operators, parameters, {}, Counter(), -1)
+    return building.run()
+
+
+def _tensor(building: Building, variable: Variable) -> int:
+    return building.tensor(variable.dtype, variable.shape, why=NO_VALUES)
+
+
+def _calls(
+    building: Building, operators: list[Operator], parameters: dict[str, int], records: dict[str, int], seen: Counter[str], parent: int
+) -> None:
+    for operator in operators:
+        params, inputs = {}, {}
+        taken = []
+        for slot, variable in operator.inputs:
+            if variable.name in parameters:
+                params[variable.name] = parameters[variable.name]
+                taken.append(f"{TAKES}{variable.name} as {slot}")
+                continue
+            if variable.name not in records:
+                records[variable.name] = _tensor(building, variable)
+            inputs[slot] = records[variable.name]
+        outputs = {}
+        for slot, variable in operator.outputs:
+            records[variable.name] = outputs[slot] = _tensor(building, variable)
+        first = operator.outputs[0][1].name if operator.outputs else ""
+        if not first or first.startswith("%"):
+            first = ".".join(part for part in (operator.scope, f"{operator.op_type}_{seen[operator.op_type]}") if part)
+        seen[operator.op_type] += 1
+        names = [variable.name for _, variable in operator.outputs if not variable.name.startswith("%")]
+        call = building.call(
+            first, op_type=operator.op_type, inputs=inputs, outputs=outputs, params=params, parent=parent, source=operator.source,
+            arguments=operator.attributes,
+            notes=(*(f"writes {name}" for name in names[1:]), *taken, *((ONEDNN,) if operator.onednn else ())),
+        )  # fmt: skip
+        if operator.inside:
+            _calls(building, operator.inside, parameters, records, seen, call)

@@ -1,0 +1,78 @@
+"""safetensors: one file, a folder of them, or a checkpoint in parts with its index.
+
+The order in which tensors were made is lost: the format's own library sorts them by dtype and name. What whence wrote has an index that
+knows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import PurePosixPath
+
+import orjson
+
+from whence.errors import ElementsMissing
+from whence.readers.assembly import named_tensors, safetensors_file, sidecar_index
+from whence.readers.assembly.builder import Building, Load
+from whence.readers.assembly.named_tensors import Named
+from whence.readers.encodings.archive import File
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a .safetensors file, or a folder of them"
+ORDER = 84
+_INDEX = ".safetensors.index.json"
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(map(_is_ours, place.files))
+    length = int.from_bytes(place.head[:8], "little")
+    return place.head[8:9] == b"{" and 2 <= length <= min(safetensors_file.HEADER_BYTES, place.size - 8)
+
+
+def open_run(place: Place) -> Run:
+    """Lazy: headers now, elements memory-mapped when asked for."""
+    if sidecar_index.NAME in place.names:
+        return sidecar_index.open_run(place, "safetensors", _Elements(place).at)
+    building = Building(place.path, "safetensors")
+    named_tensors.add(building, named_tensors.of_files(building, place, _is_ours, safetensors_file.tensors_of))
+    for name in place.files:
+        if name.endswith(_INDEX):
+            _check_index(building, place, name)
+    return building.run()
+
+
+def _is_ours(name: str) -> bool:
+    return name.lower().endswith(".safetensors")
+
+
+def _check_index(building: Building, place: Place, name: str) -> None:
+    """Say which files an index names that are not there."""
+    try:
+        wanted = Counter(orjson.loads(place.inside(name).read_bytes())["weight_map"].values())
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
+        building.note("error", f"{name} cannot be read: {type(error).__name__}: {error}")
+        return
+    at = PurePosixPath(name).parent
+    for file, count in wanted.items():
+        if str(at / str(file)) not in place.files:
+            building.note("error", f"{count} tensors that {name} names lie in {file}, which is not there")
+
+
+class _Elements:
+    """Tensors of the files of a folder by file and name; each header is read once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._files = place, dict[str, dict[str, Named]]()
+
+    def at(self, name: str) -> Load:
+        """Elements of "file,name". Raises ElementsMissing, UnreadableRun."""
+        file, _, tensor = name.partition(",")
+        if file not in self._files:
+            items = safetensors_file.tensors_of(Building(self._place.path, "safetensors"), File(self._place.inside(file)), "")
+            self._files[file] = {item.name: item for item in items}
+        found = self._files[file].get(tensor)
+        if found is None or found.load is None:
+            raise ElementsMissing(found.why if found is not None else f"{file} has no tensor {tensor[:200]!r}")
+        return found.load

@@ -1,0 +1,265 @@
+"""torch_xray dumps: one HDF5 file for every rank, a group for every step, a dataset for every tensor of a leaf module.
+
+`globalrank-<g>_localrank-<l>.h5`: `/<step>/<module path>.<Class>[.<n>].forward_{params.<name>|input.<i>|output.<i>}`, in the order in
+which the groups were filled; attribute `dtype` says what the tensor was where HDF5 has no such type. Other HDF5 files open too: what has no
+such name is an output of its own. Nothing outside the file is read: external links, external storage and virtual datasets are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.assembly import nesting, sidecar
+from whence.readers.assembly.builder import WIDER, Building
+from whence.readers.encodings import hdf5, limits
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "an HDF5 file, or a folder with globalrank-*_localrank-*.h5"
+ORDER = 20
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+_FILE = re.compile(r"globalrank-(\d{1,6})_localrank-(\d{1,6}).*\.h5$")
+_KEY = re.compile(
+    r"(?:(?P<path>.+)\.)?(?P<cls>[A-Za-z_]\w*)(?:\.(?P<n>\d+))?\.(?P<phase>forward|backward)_"
+    r"(?P<kind>params|input|output|kwargs)(?:\.(?P<slot>.*))?"
+)
+_SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
+_NAME = 4096
+_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}  # those that HDF5 and h5py bring along
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(_FILE.search(name) for name in place.names)
+    return any(place.head[at : at + 8] == _MAGIC for at in (0, 512, 1024, 2048))
+
+
+def open_run(place: Place) -> Run:
+    """The index now, elements when asked. Needs h5py."""
+    worker = hdf5.Worker()
+    building = Building(place.path, "torch_xray")
+    files = [name for name in place.names if _FILE.search(name)] if place.is_folder else [place.path.name]
+    ranks: dict[int, str] = {}
+    for name in files:
+        found = _FILE.search(name)
+        rank = int(found[1]) if found else 0
+        if rank in ranks:
+            raise UnreadableRun(f"{ranks[rank]} and {name} are both rank {rank}; give one of the files, or keep each run in its own folder")
+        ranks[rank] = name
+    for rank, name in sorted(ranks.items()):
+        try:
+            _add(building, worker, place.inside(name), name, rank)
+        except (UnreadableRun, OSError) as error:
+            if len(ranks) == 1:
+                raise UnreadableRun(f"{name} is damaged: {error}; copy or dump it again") from error
+            building.note("error", f"{name} is damaged and left out: {error}")
+    return building.run()
+
+
+class _Call(NamedTuple):
+    """What the tensors of one call have in common in their names."""
+
+    scope: str
+    cls: str
+    number: str
+    phase: str
+
+
+class _Tensor(NamedTuple):
+    """A dataset: where it lies, what its name says, and what the file says of it (None when it is damaged, and why)."""
+
+    path: str
+    call: _Call
+    kind: str
+    name: str
+    told: dict[str, Any] | None
+    why: str = ""
+
+
+def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: int) -> None:
+    """All steps of one file."""
+    steps: dict[int | None, list[_Tensor]] = {}
+    step: int | None = None
+    for message in worker.index(path):
+        if "note" in message:
+            building.note("error", f"{name}: {message['note']}")
+        elif "step" in message:
+            step = message["step"]
+        elif "damaged" in message:
+            steps.setdefault(step, []).append(_named(message["damaged"], message["shown"], None, message["why"]))
+        else:
+            steps.setdefault(step, []).append(_named(message["path"], message["shown"], message["tensor"]))
+    first = 0 if 0 in steps else 1  # the tool counts from 1
+    file = _File(worker, path, name, path.stat().st_size)
+    for number, tensors in steps.items():
+        _step(building, file, tensors, rank, 0 if number is None else number - first)
+
+
+class _File(NamedTuple):
+    """A file that tensors are read from. name: as the dump calls it. size: in bytes."""
+
+    worker: hdf5.Worker
+    path: Path
+    name: str
+    size: int
+
+
+def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, step: int) -> None:
+    """One group. Tensors with one prefix are a call; calls stand in the order in which they ended."""
+    calls: dict[_Call, dict[str, dict[str, int]]] = {}
+    unsaid: set[_Call] = set()
+    told = sidecar.Told()
+    for tensor in tensors:
+        try:
+            record = _record(building, file, tensor)
+        except UnreadableRun as error:
+            record = building.tensor("unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name)
+        if tensor.told is not None:
+            if not tensor.told["dtype"] and tensor.told["kind"] == "f":
+                unsaid.add(tensor.call)
+            told.add(tensor.told["whence"], record)
+        calls.setdefault(tensor.call, {}).setdefault(tensor.kind, {})[tensor.name] = record
+    if told.of == len(tensors):
+        told.build(building, rank=rank, step=step)
+        return
+    for phase in dict.fromkeys(call.phase for call in calls):
+        ended = [call for call in calls if call.phase == phase]
+        parent = nesting.parents([call.scope for call in ended])
+        handles: dict[int, int] = {}
+        for place in nesting.begun(parent):
+            call, slots = ended[place], calls[ended[place]]
+            handles[place] = building.call(
+                call.scope, op_type=call.cls, rank=rank, step=step, phase=phase, parent=handles.get(parent[place], -1),
+                kind="module" if "input" in slots else "operator" if call.cls else "label",
+                notes=(WIDER,) if call in unsaid else (), inputs=slots.get("input", {}), outputs=slots.get("output", {}),
+                params=slots.get("param", {}),
+            )  # fmt: skip
+
+
+def _named(path: str, shown: str, told: dict[str, Any] | None, why: str = "") -> _Tensor:
+    name = shown.replace("%2F", "/").replace("%2f", "/")
+    found = _KEY.fullmatch(name) if len(name) <= _NAME else None
+    if found is None:
+        return _Tensor(path, _Call(name, "", "", "forward"), "output", "0", told, why)
+    scope, cls, number = found["path"] or "", found["cls"], found["n"] or ""
+    if cls.islower():  # a name without the class
+        scope, cls, number = ".".join(part for part in (scope, cls, number) if part), "", ""
+    return _Tensor(path, _Call(scope, cls, number, found["phase"]), _SLOTS[found["kind"]], found["slot"] or "0", told, why)
+
+
+def _record(building: Building, file: _File, tensor: _Tensor) -> int:
+    """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises UnreadableRun."""
+    told, where = tensor.told, f"{file.name},{tensor.path}"
+    if told is None:
+        raise UnreadableRun(tensor.why)
+    said = told["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
+    if told["shape"] is None:
+        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where)
+    stored = _stored(told)
+    dtype, why = _dtype(stored, said, told["words"])
+    shape = limits.extents(told["shape"], tensor.path)
+    nbytes = limits.count(shape) * told["itemsize"]
+    why = why or _unsafe(told, nbytes, file.size)
+    if why or stored is None:
+        return building.tensor(dtype, shape, why=why, file=where)
+    return building.tensor(dtype, shape, _load(told, stored, shape, file, tensor.path, dtype), file=where)
+
+
+def _stored(told: dict[str, Any]) -> np.dtype[Any] | None:
+    """What numpy calls the stored elements, structures as raw bytes; None where they are no numbers."""
+    if told["kind"] == "O":
+        return None
+    if told["kind"] == "V":
+        return np.dtype(f"V{told['itemsize']}")
+    known = dtypes.DTYPES.get(told["type"])
+    return known.numpy if known is not None else np.dtype(told["type"])
+
+
+def _dtype(stored: np.dtype[Any] | None, said: str, words: str) -> tuple[str, str]:
+    """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the file calls the stored dtype."""
+    plain = dtypes.DTYPES.get(said)
+    held = "" if stored is None else next((d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), "")
+    if plain is None and said:
+        return said, f"dtype {said} is not known to whence"
+    if plain is None:
+        return (held, "") if held else (words, f"stored as {words} without an attribute that says which dtype this is")
+    if held == said or (held == "float32" and plain.is_floating and plain.bits < 32) or (held == "float64" and plain.is_floating):
+        return said, ""
+    if stored is not None and stored.itemsize == plain.itemsize and stored.kind in "uiV":
+        return said, ""  # the bits themselves
+    return said, f"stored as {words}, which cannot hold {said}"
+
+
+def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
+    """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the file."""
+    if told["external"]:
+        return f"its elements lie in another file ({told['external']!r}), which is not read"
+    if told["layout"] == "virtual":
+        return "it is put together from other files (a virtual dataset), which are not read"
+    at, there = told["at"], told["storage"]
+    if there > size:
+        return f"it says that it takes {there} bytes of a file of {size}"
+    unknown = [f"{code} {name}".strip() for code, name in told["filters"] if code not in _FILTERS]
+    if unknown:
+        return f"it is packed with HDF5 filter {', '.join(unknown)}, a plug-in that whence does not load; write it without, or with gzip"
+    if nbytes and not there and told.get("fill") is None:
+        return "it was never written, and the file does not say what stands in its place"
+    stored = nbytes // told["itemsize"] * told["width"] if nbytes else 0
+    if nbytes and there and told["layout"] == "contiguous" and (at is None or at + stored > size):
+        return f"its {stored} bytes are not in the file of {size} bytes, which was cut or damaged"
+    if told["layout"] == "chunked" or not there:
+        chunk = limits.count(tuple(told["chunks"] or ())) * told["itemsize"] if there else 0
+        try:
+            limits.unpacked(max(nbytes, chunk), there, "it")
+        except UnreadableRun as error:
+            return str(error)
+    return ""
+
+
+def _load(
+    told: dict[str, Any], stored: np.dtype[Any], shape: tuple[int, ...], file: _File, name: str, dtype: str
+) -> Callable[[], Array]:  # fmt: skip
+    """Elements of a dataset: mapped where they lie as they are, else unpacked; of one that was never written, its fill value."""
+    count = limits.count(shape)
+
+    def filled() -> Array:
+        element = np.frombuffer(bytes.fromhex(told["fill"]), stored)
+        return _as(np.full(shape, element[0], stored), dtype)
+
+    def mapped() -> Array:
+        kind = stored if stored.kind != "b" else np.dtype(np.uint8)
+        return _as(np.asarray(np.memmap(file.path, kind, "r", offset=told["at"], shape=shape)), dtype)
+
+    def unpacked() -> Array:
+        data = file.worker.read(file.path, name, count * stored.itemsize)
+        return _as(data.view(stored).reshape(shape), dtype)
+
+    if count and "fill" in told:
+        return filled
+    return mapped if count and told["at"] is not None and told["plain"] else unpacked
+
+
+def _as(array: Array, dtype: str) -> Array:
+    """Stored elements in the dtype that the tensor had. Raises ElementsMissing when that would change them."""
+    want = dtypes.named(dtype).numpy
+    if array.dtype == want:
+        return array
+    if array.dtype.newbyteorder("=") == want:
+        return array.astype(want)
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(want)
+        if not np.array_equal(cast.astype(array.dtype), array, equal_nan=True):
+            raise ElementsMissing(f"stored as {array.dtype}, with numbers that are no {dtype}, which its attribute says it is")
+        return cast
+    bits = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "ui" else array
+    return np.ascontiguousarray(bits).view(want).reshape(array.shape)

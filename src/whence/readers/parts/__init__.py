@@ -1,1 +1,0 @@
-"""What several formats share: containers, encodings, limits. No reader is found here."""

@@ -1,0 +1,104 @@
+"""Which readers there are, and which of them opens a path."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from whence.errors import MissingDependency, UnreadableRun, WhenceError
+from whence.readers.source import Place
+from whence.records import Over, Run
+
+FOLDER = Path(__file__).parent / "formats"
+GROUP = "whence.readers"
+
+
+class Reader(Protocol):
+    """What a reader's module holds."""
+
+    LOOKS_LIKE: str
+    ORDER: int
+
+    def sniff(self, place: Place) -> bool: ...
+    def open_run(self, place: Place) -> Run: ...
+
+
+class Opened(Over):
+    """A run that a reader opened. reader: its name."""
+
+    def __init__(self, base: Run, reader: str) -> None:
+        super().__init__(base)
+        self.reader = reader
+
+
+@functools.cache
+def known() -> dict[str, Reader]:
+    """Readers by name: the files of `formats/`, then those of other packages; who is to be asked first stands first.
+
+    Raises WhenceError when another package's reader cannot be loaded or lacks something.
+    """
+    found: dict[str, Reader] = {}
+    for path in sorted(FOLDER.glob("[!_]*.py")):
+        found[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
+    for point in entry_points(group=GROUP):
+        if point.name in found:
+            raise WhenceError(f"{point.value} calls its reader {point.name!r}, which whence has itself; another name is needed")
+        try:
+            loaded = point.load()
+        except Exception as error:  # someone else's package: named, whatever it raises
+            raise WhenceError(
+                f"reader {point.name} comes from {point.value} and cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        lacks = [name for name in ("LOOKS_LIKE", "ORDER", "sniff", "open_run") if not hasattr(loaded, name)]
+        if lacks:
+            raise WhenceError(f"reader {point.name} from {point.value} has no {', '.join(lacks)}")
+        found[point.name] = loaded
+    return dict(sorted(found.items(), key=lambda item: item[1].ORDER))
+
+
+def open_run(path: str | os.PathLike[str]) -> Opened:
+    """Open a foreign dump with the first reader that recognises it.
+
+    Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or recognised by none (with all that were
+    asked); MissingDependency when the reader that recognises it needs a package.
+    """
+    place = Place(path)
+    for name, reader in known().items():
+        if not _sniffed(reader, place):
+            continue
+        try:
+            run = reader.open_run(place)
+        except MissingDependency as error:
+            raise MissingDependency(f"{place.path} is a {name} dump: {error}") from error
+        except WhenceError as error:
+            raise type(error)(f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {error}") from error
+        except Exception as error:  # whatever a damaged file does to a parser
+            raise UnreadableRun(
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but is damaged: {type(error).__name__}: {error}"
+            ) from error
+        if not len(run.calls) and not len(run.records):
+            raise UnreadableRun(f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor in it")
+        return Opened(run, name)
+    asked = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
+    held = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"
+    raise UnreadableRun(f"no reader could open {place.path}: {held}. What is recognised:\n  a whence run: run.json\n{asked}")
+
+
+def _sniffed(reader: Reader, place: Place) -> bool:
+    try:
+        return reader.sniff(place)
+    except UnreadableRun:
+        raise
+    except Exception:  # noqa: BLE001 - not even its first bytes make sense to this one
+        return False
+
+
+def _first(place: Place) -> str:
+    names = place.names
+    if not names:
+        return "nothing in it"
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

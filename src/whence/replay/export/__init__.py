@@ -1,0 +1,1 @@
+"""Writes a recorded program as a script or a test."""

@@ -1,0 +1,364 @@
+"""Which operator of a trace is at fault: each is run alone the way the target ran it, and judged against float64."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whence.replay import allowed_operators, stepwise
+from whence.replay.allowed_operators import words
+from whence.replay.export.three_way import beyond_rounding, wide
+from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
+
+_LONGEST = 3  # runs of consecutive operators that are tried at every place; longer ones are bisected
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_,.+-]{0,59}")
+# Names that say where something lies or what is started: never taken from a run.
+_PLACES = words("""
+    arch cache cmd command cutlass cxx debug dir dump file home hook hooks lib library libs log logs march metadata package path repro
+    root save trace upload url worker
+""")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run executes operators. backend: of torch.compile, "" for eager. inductor, dynamo: settings by dotted name.
+
+    dynamic: as torch.compile takes it. device: where. settings: what the capture noted of torch.
+    """
+
+    backend: str = ""
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    dynamo: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+    device: str = "cpu"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        """Name of the torch context that gradients were handled in."""
+        if self.settings.get("inference_mode") is True:
+            return "inference_mode"
+        return "enable_grad" if self.settings.get("grad") is True else "no_grad"
+
+
+def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(values that a script may set, names of the others) of a config module of torch.
+
+    A run is data: only names that exist, only numbers, switches and single words, and nothing that names a place or a program.
+    """
+    import importlib
+
+    config = importlib.import_module(module)
+    fine: dict[str, Any] = {}
+    left = []
+    for name, value in values.items():
+        there = re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) is not None and name in config._config
+        plain = value is None or type(value) in (bool, int, float) or (type(value) is str and _WORD.fullmatch(value) is not None)
+        if there and plain and _PLACES.isdisjoint(re.split(r"[._]", name)):
+            fine[name] = value
+        else:
+            left.append(name)
+    return fine, left
+
+
+def is_backend(name: str) -> bool:
+    """Is this a backend of torch.compile that exists here?"""
+    return name in torch.compiler.list_backends(exclude_tags=())
+
+
+# ---- running
+
+
+def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
+    """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each with inputs of its own."""
+    given = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
+    with getattr(torch, way.mode)():
+        if not way.backend:
+            return [p.run(inputs) for p, inputs in zip(pieces, given)]
+        compiled = compile_together(way, pieces)
+        with configured(way):
+            made = list(compiled(*(t for inputs in given for t in inputs)))
+    out = []
+    for p in pieces:
+        out.append(made[: len(p.results)])
+        del made[: len(p.results)]
+    return out
+
+
+@contextlib.contextmanager
+def configured(way: Way) -> Iterator[None]:
+    """With the compiler's settings of this way."""
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    with torch._inductor.config.patch(dict(way.inductor)), torch._dynamo.config.patch(dict(way.dynamo)):
+        yield
+
+
+def compile_together(way: Way, pieces: Sequence[Piece]) -> Any:
+    """One compiled function of the inputs of all pieces, in order; the results of all, in order."""
+    torch._dynamo.reset()
+    return torch.compile(as_graph(pieces), backend=way.backend, fullgraph=True, dynamic=way.dynamic)
+
+
+def as_graph(pieces: Sequence[Piece]) -> Any:
+    """An fx.GraphModule of pieces side by side."""
+    graph = torch.fx.Graph()
+    inputs = [[graph.placeholder(f"in{i}_{k}") for k in range(len(p.inputs))] for i, p in enumerate(pieces)]
+    results = []
+    for p, nodes in zip(pieces, inputs):
+        env: dict[int, Any] = dict(zip(p.inputs, nodes))
+
+        def decode(value: Any, env: dict[int, Any] = env) -> Any:
+            if isinstance(value, Value):
+                return env[value.number]
+            return [decode(item) for item in value] if isinstance(value, list) else value
+
+        for step in p.steps:
+            func = overload(step.name)
+            node = graph.call_function(func, tuple(decode(a) for a in step.args), {k: decode(v) for k, v in step.kwargs.items()})
+            returns = func._schema.returns
+            if len(returns) == 1 and not str(returns[0].type).startswith("List"):
+                made = [node]
+            else:
+                many = len(step.results)
+                made = [graph.call_function(_item, (node, k)) for k in range(many)]
+            for number, one in zip(step.results, made):
+                env.setdefault(number, one) if number in env else env.__setitem__(number, one)
+        results += [env[n] for n in p.results]
+    graph.output(tuple(results))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _item(values: Any, k: int) -> Any:
+    return values[k]
+
+
+# ---- judging
+
+
+def terms(steps: Sequence[Step]) -> int:
+    """The most numbers that one element is summed from, in any of these operators."""
+    most = 1
+    for step in steps:
+        func = overload(step.name)
+
+        def shown(value: Any, given: Mapping[int, Any] = step.given) -> Any:
+            if isinstance(value, Value):
+                return given[value.number]
+            return [shown(item) for item in value] if isinstance(value, list) else value
+
+        named = dict(zip((a.name for a in func._schema.arguments), map(shown, step.args))) | {k: shown(v) for k, v in step.kwargs.items()}
+        most = max(most, stepwise.reduction_length(step.name.split(".")[1], named))
+    return most
+
+
+def judged(p: Piece, made: Sequence[Any]) -> float:
+    """How far results of a piece are from float64, over what rounding explains; the worst of them."""
+    given = {f"t{n}": t for n, t in p.inputs.items()}
+
+    def run(**inputs: Any) -> list[Any]:
+        return p.run(list(inputs.values()))
+
+    with torch.no_grad():
+        right = wide(run, given)  # type: ignore[no-untyped-call]
+        noise = p.run([t.clone() for t in p.inputs.values()])
+    n = terms(p.steps)
+    scores = [beyond_rounding(y, r, w, n)[0] for y, r, w in zip(made, right, noise)]  # type: ignore[no-untyped-call]
+    return max(scores, default=0.0)
+
+
+# ---- searching
+
+
+@dataclass
+class Drilled:
+    """What was found: operators [begin, end) of the trace, score of the piece; why nothing smaller. tried: pieces that were run."""
+
+    begin: int
+    end: int
+    score: float
+    tried: int
+    words: str
+
+
+class Drill:
+    """Looks for the fewest consecutive operators of a trace that are wrong when they are run a given way.
+
+    results: numbers of what is judged of the whole. seconds: after so long no further piece is tried.
+    """
+
+    def __init__(self, trace: Trace, results: Sequence[int], way: Way, *, seconds: float = 60.0) -> None:
+        self.trace, self.results, self.way = trace, tuple(results), way
+        self._until = time.monotonic() + seconds
+        self.tried = 0
+        self.failed_to_run = 0
+
+    def smallest(self) -> Drilled | None:
+        """None when the whole is right as well."""
+        count = len(self.trace.steps)
+        for length in range(1, min(_LONGEST, count) + 1):
+            found = self._first([(i, i + length) for i in range(count - length + 1) if self._worth(i, i + length)])
+            if found is not None:
+                what = "alone" if length == 1 else f"with the {length - 1} before it; no operator alone is wrong"
+                return Drilled(*found, self.tried, what)
+            if time.monotonic() > self._until:
+                break
+        whole = self._score(0, count)
+        if whole is None or whole <= 1:
+            return None
+        begin, end = self._bisected(count)
+        score = self._score(begin, end) or whole
+        return Drilled(begin, end, score, self.tried, f"{end - begin} operators together; no {_LONGEST} of them in a row are wrong alone")
+
+    def _worth(self, begin: int, end: int) -> bool:
+        """Does the last operator of this run compute anything? What only moves elements is no fault by itself."""
+        return _computes(self.trace.steps[end - 1])
+
+    def _first(self, windows: Sequence[tuple[int, int]]) -> tuple[int, int, float] | None:
+        """The first window that is wrong. Those that are alike are compiled once, and run on the inputs of each."""
+        pieces = {w: self._piece(*w) for w in windows}
+        groups: dict[Any, list[tuple[int, int]]] = {}
+        for w in windows:
+            groups.setdefault(signature(pieces[w]), []).append(w)
+        rounds = max((len(g) for g in groups.values()), default=0)
+        scores: dict[tuple[int, int], float] = {}
+        for k in range(rounds):
+            if k and time.monotonic() > self._until:
+                break
+            chosen = [g[min(k, len(g) - 1)] for g in groups.values()]
+            for w, score in zip(chosen, self._scores([pieces[w] for w in chosen])):
+                scores[w] = score or 0.0
+            wrong = sorted(w for w, score in scores.items() if score > 1)
+            if wrong:
+                return (*wrong[0], scores[wrong[0]])
+        return None
+
+    def _scores(self, pieces: list[Piece]) -> list[float | None]:
+        """None where a piece does not run alone."""
+        self.tried += len(pieces)
+        try:
+            made = run_as(self.way, pieces)
+            return [judged(p, m) for p, m in zip(pieces, made)]
+        except Exception:  # noqa: BLE001 - a compiler raises anything; which piece it was is found by halves
+            if len(pieces) == 1 or time.monotonic() > self._until:
+                self.failed_to_run += len(pieces)
+                return [None] * len(pieces)
+            half = len(pieces) // 2
+            return self._scores(pieces[:half]) + self._scores(pieces[half:])
+
+    def _score(self, begin: int, end: int) -> float | None:
+        return self._scores([self._piece(begin, end)])[0]
+
+    def _piece(self, begin: int, end: int) -> Piece:
+        return piece(self.trace, begin, end, self.results if end == len(self.trace.steps) and begin == 0 else ())
+
+    def _bisected(self, count: int) -> tuple[int, int]:
+        """The shortest beginning that is wrong, then the shortest end of it."""
+        low, high = 1, count  # high is wrong
+        while low < high and time.monotonic() < self._until:
+            middle = (low + high) // 2
+            low, high = (low, middle) if (self._score(0, middle) or 0.0) > 1 else (middle + 1, high)
+        end = high
+        low, high = 0, end - 1  # low is wrong
+        while low < high and time.monotonic() < self._until:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if (self._score(middle, end) or 0.0) > 1 else (low, middle - 1)
+        return low, end
+
+
+def signature(p: Piece) -> Any:
+    """What two pieces have in common that compile to the same code: operators, wiring, other arguments, forms of the inputs."""
+    order = {n: i for i, n in enumerate(dict.fromkeys([*p.inputs, *(r for s in p.steps for r in s.results)]))}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Value):
+            return ("value", order[value.number])
+        return tuple(plain(v) for v in value) if isinstance(value, (list, tuple)) else (type(value).__name__, repr(value))
+
+    steps = tuple((s.name, plain(s.args), tuple((k, plain(v)) for k, v in sorted(s.kwargs.items()))) for s in p.steps)
+    forms = tuple((str(t.dtype), tuple(t.shape), tuple(t.stride())) for t in p.inputs.values())
+    return steps, forms, tuple(order[n] for n in p.results)
+
+
+# ---- two traces
+
+
+def parting(
+    good: Trace, bad: Trace, good_results: Sequence[int], bad_results: Sequence[int], same: Callable[[Any, Any], bool]
+) -> tuple[Piece, Piece, dict[int, int]]:
+    """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is left without equal begin and end.
+
+    Operators are equal when they have one name, equal arguments, and read what is equal. same: are two tensors one?
+    """
+    equal: dict[int, int] = {}  # bad -> good
+    inputs = set(good.slots.values())
+    for slot, n in bad.slots.items():
+        m = good.slots.get(slot)
+        if m is not None and same(good.tensors[m], bad.tensors[n]):
+            equal[n] = m
+    for n in bad.slots.values():  # under another name
+        if n not in equal and (m := next((m for m in inputs if same(good.tensors[m], bad.tensors[n])), None)) is not None:
+            equal[n] = m
+    one, two = good.steps, bad.steps
+    begin = 0
+    while begin < min(len(one), len(two)) and _alike(one[begin], two[begin], equal):
+        equal.update(zip(two[begin].results, one[begin].results))
+        begin += 1
+    # What lies before a common end is what that end reads: of every length of it, who faces whom.
+    ends = [dict(zip(bad_results, good_results))]
+    while len(ends) <= min(len(one), len(two)) - begin:
+        a, b, now = one[len(one) - len(ends)], two[len(two) - len(ends)], ends[-1]
+        wired, read = dict(zip(b.results, a.results)), dict(zip(_order(b), _order(a)))
+        if a.name != b.name or _plain(a) != _plain(b) or any(now.get(n, m) != m for n, m in (wired | read).items()):
+            break
+        made = {r for s in two[: len(two) - len(ends)] for r in s.results}
+        if any(equal.get(n) != m and (n not in made or n in equal) for n, m in read.items()):
+            break  # it reads something from outside that differs
+        ends.append({n: m for n, m in (now | read).items() if n not in wired and equal.get(n) != m})
+    tail = len(ends) - 1
+    while tail and not any(map(_computes, (*one[begin : len(one) - tail], *two[begin : len(two) - tail]))):
+        tail -= 1  # to move elements is no fault: with the next that computes
+    facing = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
+    if not facing:
+        return piece(good, 0, len(one), good_results), piece(bad, 0, len(two), bad_results), equal
+    return (
+        _with_passed(piece(good, begin, len(one) - tail, list(facing.values())), good),
+        _with_passed(piece(bad, begin, len(two) - tail, list(facing)), bad),
+        equal,
+    )
+
+
+def _computes(step: Step) -> bool:
+    base = step.name.split(".")[1]
+    return base not in allowed_operators.VIEWS and base not in allowed_operators.CONSTRUCTORS
+
+
+def _with_passed(p: Piece, trace: Trace) -> Piece:
+    """A result that no operator of the piece makes is one of its inputs, handed on."""
+    made = {r for s in p.steps for r in s.results}
+    extra = {n: trace.tensors[n] for n in p.results if n not in made and n not in p.inputs}
+    return Piece(p.steps, p.inputs | extra, p.results, p.slots)
+
+
+def _order(step: Step) -> list[int]:
+    return list(numbers([*step.args, *(step.kwargs[k] for k in sorted(step.kwargs))]))
+
+
+def _plain(step: Step) -> Any:
+    def plain(value: Any) -> Any:
+        if isinstance(value, Value):
+            return "tensor"
+        return [plain(v) for v in value] if isinstance(value, (list, tuple)) else repr(value)
+
+    return [plain(a) for a in step.args], {k: plain(v) for k, v in step.kwargs.items()}
+
+
+def _alike(a: Step, b: Step, equal: Mapping[int, int]) -> bool:
+    return a.name == b.name and _plain(a) == _plain(b) and [equal.get(n) for n in _order(b)] == _order(a)

@@ -1,0 +1,432 @@
+"""A piece of a run as one file that shows its fault: operators in plain torch, their tensors beside it, and the three-way check.
+
+What comes from a run gets into the text in three forms only: names of operators that passed the list of `operators` and exist in
+torch, literals written by `literal`, and words in the docstring, of which nothing can leave it. The text is parsed again before it is
+returned.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import keyword
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whence.errors import ReplayRefused
+from whence.replay import allowed_operators
+from whence.replay.export import three_way
+from whence.replay.export.isolate import Way, terms
+from whence.replay.export.trace import Piece, Value, overload
+
+FILES = ("repro.py", "repro.safetensors")
+_WIDTH = 110
+_SIMPLE = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_TAKEN = ("aten", "torch", "recorded", "memory")
+_STORED = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "complex64": "C64", "complex128": "C128",
+}  # fmt: skip
+
+
+@dataclass
+class Case:
+    """What a script shows. good: what the reference ran; bad: what the target ran, where that is another piece. equal: input of `bad`
+    -> input of `good` that is the same tensor. recorded: by place in the results, what the target recorded. default: the side that is
+    judged when none is asked for. differs: what `bad` does otherwise, in words. missing: why
+    this machine cannot run as the target did. title, story: docstring, the first line and the rest.
+    """
+
+    good: Piece
+    bad: Piece | None
+    way: Way
+    reference: Way
+    equal: Mapping[int, int] = field(default_factory=dict)
+    recorded: Mapping[int, Any] = field(default_factory=dict)
+    default: str = "target"
+    differs: str = ""
+    missing: str = ""
+    title: str = ""
+    story: Sequence[str] = ()
+
+
+def script(case: Case) -> tuple[str, dict[str, Any]]:
+    """(the text of repro.py, its tensors by name)."""
+    writer = _Writer(case)
+    text = writer.text()
+    tree = ast.parse(text)
+    if ast.get_docstring(tree, clean=False) != writer.docstring:
+        raise ReplayRefused("the script could not be written: its docstring does not read back")
+    return text, writer.tensors
+
+
+class _Writer:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.tensors: dict[str, Any] = {}
+        self.names: dict[int, str] = {}  # of inputs of the good piece
+        self.docstring = ""
+        self.uses_default_device = False
+
+    def text(self) -> str:
+        case = self.case
+        if case.bad is None:
+            functions = [self.function("operator", case.good, {})]
+            good = bad = "operator"
+        else:
+            good, bad = "reference", "target"
+            functions = [self.function(good, case.good, {}), self.function(bad, case.bad, case.equal)]
+        for at, tensor in case.recorded.items():
+            self.tensors[f"recorded.{at}"] = tensor
+        sides = ["target", "reference"] + (["recorded"] if case.recorded else [])
+        self.docstring = self._docstring(sides)
+        dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in self.tensors.values())
+        table = ", ".join(f'"{_stored(d)}": torch.{d}' for d in dtypes)
+        runs = [self.runner("target", bad, case.way), self.runner("reference", good, case.reference)]
+        code = "\n\n\n".join(
+            [
+                *functions, *runs, _CHECK.format(
+                    good=good, terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]), default=case.default,
+                    sides=", ".join(f'"{s}"' for s in sides),
+                    made=_MADE[bool(case.recorded)],
+                    exact=_EXACT.format(bad=bad, differs=literal(case.differs[:1000])) if case.bad is not None else "",
+                ),
+                *(_source(s) for s in three_way.SOURCES), _MAIN,
+            ]
+        )  # fmt: skip
+        config = ""
+        if case.way.backend or case.reference.backend:
+            config = "import torch._dynamo.config\nimport torch._inductor.config\n"
+        head = f'"""{_quoted(self.docstring)}"""\n\n' + _IMPORTS.format(config=config)
+        return f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}\nRHO, RHO_16, Z, Z_16 = {_limits()}\n\n\n{code}"
+
+    # ---- operators
+
+    def function(self, name: str, p: Piece, equal: Mapping[int, int]) -> str:
+        """A function of the tensors by name, as code."""
+        env: dict[int, str] = {}
+        taken: set[str] = set(self.tensors)
+        wanted = _argument_names(p)
+        for n, tensor in p.inputs.items():
+            if n in equal and equal[n] in self.names:
+                env[n] = self.names[equal[n]]
+                continue
+            base = wanted.get(n, "x") if name != "target" else f"target_{wanted.get(n, 'x')}"
+            free = base if base not in taken else next(f"{base}{k}" for k in range(2, 100_000) if f"{base}{k}" not in taken)
+            env[n] = free
+            taken.add(free)
+            self.tensors[free] = tensor
+        if name != "target":
+            self.names = dict(env)
+        used = list(dict.fromkeys(env.values()))
+        signature = ", ".join([*used, "**_"] if name != "operator" else used)
+        lines = [f"def {name}({signature}):"]
+        if self.case.bad is not None:
+            lines.append(f'    """What the {name} ran."""')
+        count = 0
+        last = {n: step for step in p.steps for n in step.reads}
+        for step in p.steps:
+            call = self.call(step.name, step.args, step.kwargs, env)
+            made = list(step.results)
+            fresh = [n for n in made if n not in env]
+            for n in fresh:
+                env[n] = f"v{count}"
+                count += 1
+            if len(made) == 1 and returns_one(step.name):
+                target = env[made[0]] if fresh else "_"
+            else:
+                shown = [env[n] if n in last or n in p.results else "_" for n in made]
+                target = ", ".join(shown) + ("," if len(shown) == 1 else "")
+            lines += _wrapped(f"    {target} = {call}" if target != "_" else f"    {call}")
+        lines.append(f"    return [{', '.join(env[n] for n in p.results)}]")
+        return "\n".join(lines)
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Mapping[int, str]) -> str:
+        """One call of an operator, as code."""
+        namespace, base, over = allowed_operators.split(name, (f"{name.split('.')[0]}::",))
+        overload(name)  # it exists
+        known = {a.name for a in overload(name)._schema.arguments}
+        parts = [self.value(a, env) for a in args]
+        for key, value in kwargs.items():
+            if key not in known or not key.isidentifier():
+                raise ReplayRefused(f"{name} has no argument {key!r}")
+            parts.append(f"{key}={self.value(value, env)}" if not keyword.iskeyword(key) else f"**{{{key!r}: {self.value(value, env)}}}")
+        where = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
+        return f"{where}.{base}.{over}({', '.join(parts)})"
+
+    def value(self, value: Any, env: Mapping[int, str]) -> str:
+        if isinstance(value, Value):
+            return env[value.number]
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self.value(v, env) for v in value)}]"
+        if isinstance(value, torch.device):
+            return "torch.get_default_device()"
+        return literal(value)
+
+    # ---- running
+
+    def runner(self, side: str, function: str, way: Way) -> str:
+        """The function that runs one side, as code."""
+        words = "as the target ran it" if side == "target" else "as the reference ran it"
+        lines = [f"def as_{side}(tensors):", f'    """The operators {words}: {_how(way)}."""']
+        lines += [f"    {line}" for line in _set_up(way)]
+        if way.device != "cpu":
+            lines.append(f"    tensors = {{name: tensor.to({way.device!r}) for name, tensor in tensors.items()}}")
+        run = f"{function}(**tensors)"
+        with_ = [f"torch.{way.mode}()"]
+        if way.device != "cpu":
+            with_.append(f"torch.device({way.device!r})")
+        if way.backend:
+            for module, values in (("_inductor", way.inductor), ("_dynamo", way.dynamo)):
+                if values:
+                    shown = ", ".join(f"{k!r}: {literal(v)}" for k, v in values.items())
+                    lines.append(f"    {module[1:]} = {{{shown}}}  # what was not at its default")
+                    with_.append(f"torch.{module}.config.patch({module[1:]})")
+            dynamic = "" if way.dynamic is None else f", dynamic={way.dynamic}"
+            lines.append(f"    compiled = torch.compile({function}, backend={way.backend!r}, fullgraph=True{dynamic})")
+            run = "compiled(**tensors)"
+        lines += [f"    with {', '.join(with_)}:", f"        return {run}"]
+        return "\n".join(lines)
+
+    def _docstring(self, sides: Sequence[str]) -> str:
+        case = self.case
+        first = case.default
+        others = [s for s in sides if s != first]
+        fails = {"target": "as the target ran", "reference": "as the reference ran", "recorded": "what the target recorded"}
+        width = max(len(s) for s in others) + 28
+        usage = [f"    {'python repro.py':<{width}}{fails[first]}: fails"]
+        here = "not run, for want of it on the machine that wrote this" if case.missing else "passes on the machine that wrote this"
+        for other in others:
+            ends = "passes" if other == "reference" else here if other == "target" else "fails"
+            usage.append(f"    {'python repro.py --side ' + other:<{width}}{fails[other]}: {ends}")
+        usage.append(f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the environment for the other side")
+        lines = [
+            *_folded(case.title), "", *(line for text in case.story[:1] for line in _folded(text)), "", *usage, "",
+            "It needs torch alone, and repro.safetensors beside it. What is wrong is more than rounding: the result is held",
+            "against the same operators in float64, in units of what they round in their own dtype.", "",
+            *(line for text in case.story[1:] for line in _folded(text, " " * 11)),
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+
+def returns_one(name: str) -> bool:
+    """Does this operator return a tensor, not several or a list?"""
+    returns = overload(name)._schema.returns
+    return len(returns) == 1 and not str(returns[0].type).startswith("List")
+
+
+def literal(value: Any) -> str:
+    """A plain value as code that gives it back. Raises ReplayRefused for anything else."""
+    if value is None or type(value) in (bool, int):
+        return repr(value)
+    if type(value) is float:
+        return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
+    if type(value) is complex:
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
+    if type(value) is str and len(value) <= 1000:
+        return ascii(value)
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+        return str(value)
+    if type(value) in (list, tuple):
+        return f"[{', '.join(literal(v) for v in value)}]"
+    raise ReplayRefused(f"an argument that cannot be written down: {type(value).__name__}")
+
+
+def save(tensors: Mapping[str, Any]) -> bytes:
+    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout beside; those that share memory
+    share it.
+    """
+    held: dict[str, Any] = {}
+    layouts: dict[str, Any] = {}
+    memories: dict[tuple[int, Any], tuple[str, list[str]]] = {}
+    for name, tensor in tensors.items():
+        t = tensor.detach().cpu()
+        t = t.resolve_conj() if t.is_complex() else t
+        shares = sum(
+            o.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() and o.dtype == tensor.dtype for o in tensors.values()
+        )
+        if t.is_contiguous() and (shares == 1 or not t.numel()):
+            held[name] = t
+            continue
+        key = (t.untyped_storage().data_ptr(), t.dtype)
+        memories.setdefault(key, (f"memory.{len(memories)}", []))[1].append(name)
+    for memory, names in memories.values():
+        views = [tensors[n].detach().cpu() for n in names]
+        first = min(v.storage_offset() for v in views) // 64 * 64
+        reach = max(v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1 for v in views)
+        whole = torch.empty(0, dtype=views[0].dtype).set_(views[0].untyped_storage(), first, (reach - first,), (1,))
+        held[memory] = whole
+        layouts |= {n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first] for n, v in zip(names, views)}
+    header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
+    chunks, at = [], 0
+    for name, tensor in held.items():
+        raw = _bytes(tensor)
+        header[name] = {"dtype": _stored(str(tensor.dtype)[6:]), "shape": list(tensor.shape), "data_offsets": [at, at + len(raw)]}
+        chunks.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(chunks)
+
+
+def _bytes(tensor: Any) -> bytes:
+    from whence.frameworks.torch_arrays import canonical
+
+    return canonical(tensor).tobytes()
+
+
+def _stored(dtype: str) -> str:
+    return _STORED.get(dtype, dtype.upper())
+
+
+def _argument_names(p: Piece) -> dict[int, str]:
+    """A name for every input: of a parameter its own, else that of the first argument it is."""
+    own = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
+    names = {n: name for n, name in own.items() if _SIMPLE.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN}
+    for step in p.steps:
+        arguments = [a.name for a in overload(step.name)._schema.arguments]
+        for name, value in [*zip(arguments, step.args), *step.kwargs.items()]:
+            several = isinstance(value, list)
+            for k, item in enumerate(value if several else [value]):
+                if isinstance(item, Value):
+                    clear = {"self": "x", "input": "x"}.get(name, name)
+                    clear = f"{clear}{k}" if several else clear
+                    names.setdefault(item.number, clear if clear.isidentifier() and not keyword.iskeyword(clear) else "x")
+    return names
+
+
+def _how(way: Way) -> str:
+    parts = [f"torch.compile, backend {_plain(way.backend)}" if way.backend else "eagerly", f"on {_plain(way.device)}"]
+    return " ".join(parts)
+
+
+def _set_up(way: Way) -> list[str]:
+    """Statements that put torch's switches where they were, from the few that are known here."""
+    s, lines = way.settings, []
+    if type(s.get("threads")) is int and 0 < s["threads"] <= 4096:
+        lines.append(f"torch.set_num_threads({s['threads']})")
+    if s.get("default_dtype") in ("float64", "float16", "bfloat16"):
+        lines.append(f"torch.set_default_dtype(torch.{s['default_dtype']})")
+    if s.get("matmul_precision") in ("high", "medium"):
+        lines.append(f"torch.set_float32_matmul_precision({s['matmul_precision']!r})")
+    if s.get("mkldnn") is False:
+        lines.append("torch._C._set_mkldnn_enabled(False)  # oneDNN")
+    if s.get("deterministic") is True:
+        lines.append("torch.use_deterministic_algorithms(True)")
+    if way.device != "cpu":
+        for name, default, statement in (
+            ("cudnn", True, "torch.backends.cudnn.enabled"), ("cudnn_benchmark", False, "torch.backends.cudnn.benchmark"),
+            ("cudnn_deterministic", False, "torch.backends.cudnn.deterministic"),
+            ("cudnn_tf32", True, "torch.backends.cudnn.allow_tf32"),
+        ):  # fmt: skip
+            if type(s.get(name)) is bool and s[name] is not default:
+                lines.append(f"{statement} = {s[name]}")
+    return lines
+
+
+def _source(item: Any) -> str:
+    text = inspect.getsource(item).rstrip()
+    return re.sub(r"  # type: ignore\[[\w-]+\]", "", text)
+
+
+def _limits() -> str:
+    return f"{three_way.RHO}, {three_way.RHO_16}, {three_way.Z}, {three_way.Z_16}"
+
+
+def _plain(text: str) -> str:
+    """One line of printable text."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _folded(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(_plain(text), _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _wrapped(line: str) -> list[str]:
+    if len(line) <= _WIDTH:
+        return [line]
+    head, _, rest = line.partition("(")
+    indent = " " * (len(head) - len(head.lstrip()) + 4)
+    body = textwrap.wrap(rest[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    # A string literal may hold blanks where the line was broken.
+    if '"' in rest or "'" in rest:
+        return [line]
+    return [f"{head}(", *(indent + part for part in body), f"{indent[4:]})"]
+
+
+_IMPORTS = """import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+{config}from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+"""
+
+_MADE = {
+    False: """made = (as_target if side == "target" else as_reference)(inputs())""",
+    True: """made = [t for name, t in load(DATA, DTYPES).items() if name.startswith("recorded.")]
+    if side != "recorded":
+        made = (as_target if side == "target" else as_reference)(inputs())""",
+}
+
+_EXACT = """
+    if side == "target":
+        for y, r in zip(wide({bad}, inputs()), right):
+            alike = y.shape == r.shape and y.dtype == r.dtype
+            if alike and r.numel() and (r.is_floating_point() or r.is_complex()):
+                alike = torch.allclose(y, r, rtol=1e-6, atol=1e-6 * float(r.abs().max()), equal_nan=True)
+            elif alike:
+                alike = torch.equal(y, r)
+            print("in float64, without rounding:", "target and reference are the same" if alike else "the target computes something else")
+            good &= alike
+        print("what differs:", {differs})"""
+
+_CHECK = '''DATA = Path(__file__).with_name("repro.safetensors")
+SIDE = os.environ.get("SIDE", "{default}")
+
+
+def inputs():
+    """The tensors as they came in, made anew."""
+    return {{name: tensor for name, tensor in load(DATA, DTYPES).items() if not name.startswith(("recorded.", "memory."))}}
+
+
+def check(side):
+    """Is what this side gives explained by rounding? Prints why."""
+    right = wide({good}, inputs())
+    with torch.no_grad():
+        noise = {good}(**inputs())
+    {made}
+    good = True
+    for k, (y, r, w) in enumerate(zip(made, right, noise)):
+        score, words = beyond_rounding(y, r, w, terms={terms})
+        print(f"{{side}}, result {{k}}: {{words}}: {{'WRONG' if score > 1 else 'rounding'}}")
+        good &= score <= 1{exact}
+    return good
+
+
+def test_operator():
+    assert check(SIDE), f"{{SIDE}}: wrong by more than rounding"'''
+
+_MAIN = """if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--side", choices=["target", "reference", "recorded"], default=SIDE)
+    side = parser.parse_args().side
+    good = check(side)
+    print("PASS" if good else "FAIL", f"({side})")
+    sys.exit(not good)
+"""

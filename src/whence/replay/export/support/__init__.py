@@ -1,0 +1,1 @@
+"""What generated tests import; it travels with them."""

@@ -1,0 +1,164 @@
+"""Programs are untrusted data: what one may look like, and the way from a `Program` to something that runs.
+
+Checked here without any framework: names, indices, literals, sizes of everything. The schema of each operator is checked by
+`torch_engine` when the program is loaded; what it computes, by `check` against its own recording.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from whence import dtypes, extras
+from whence.dtypes import Array
+from whence.errors import MissingDependency, ReplayRefused
+from whence.records import Operation, Program
+from whence.replay import allowed_operators
+
+if TYPE_CHECKING:
+    from whence.replay.engine import Loaded
+
+MAX_OPERATIONS = 20_000
+MAX_VALUES = 1_000_000
+MAX_TEXT = 1_000
+MAX_DEPTH = 6
+MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+
+def load(program: Program, constants: Sequence[Array] = (), *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> Loaded:
+    """A program ready to run.
+
+    constants: elements of `program.constants`, in order. allow: vendor namespaces the user vouches for ("vendor::").
+    max_bytes: no operator may make more than this (it is worked out before the operator runs).
+    Raises ReplayRefused with the reason when the program is malformed or uses an operator that is not on the list.
+    """
+    validate(program, len(constants), allow=allow)
+    try:
+        extras.needed("torch", "replay")
+    except MissingDependency as error:
+        raise ReplayRefused(str(error)) from error
+    from whence.replay.engine import Loaded
+
+    return Loaded(program, constants, allow=allow, max_bytes=max_bytes)
+
+
+def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -> None:
+    """Raises ReplayRefused when the program is not well-formed: the form is written in `records.Operation`."""
+    if len(program.operations) > MAX_OPERATIONS:
+        raise ReplayRefused(f"program has {len(program.operations)} operations; at most {MAX_OPERATIONS} are run")
+    if not program.outputs:
+        raise ReplayRefused("program has no outputs")
+    if constants < 0 or constants > MAX_OPERATIONS:
+        raise ReplayRefused(f"program has {constants} constants")
+    if not all(0 <= k < MAX_OPERATIONS and 0 <= at <= len(program.operations) for k, at in program.calls):
+        raise ReplayRefused("program calls children at places that are not in it")
+    if [at for _, at in program.calls] != sorted(at for _, at in program.calls) or len({k for k, _ in program.calls}) != len(program.calls):
+        raise ReplayRefused("program calls children out of order or twice")
+    for names in (program.inputs, program.params, tuple(slot for slot, _ in program.outputs)):
+        if len(set(names)) != len(names) or not all(0 < len(n) <= MAX_TEXT for n in names):
+            raise ReplayRefused("program has slots that are empty, too long or named twice")
+    seen = _Reader(program, constants)
+    for place, operation in enumerate(program.operations):
+        seen.place = place
+        seen.operation(operation, allow)
+    seen.place = len(program.operations)
+    for slot, operand in program.outputs:
+        if not (isinstance(operand, dict) and len(operand) == 1 and next(iter(operand)) in ("in", "param", "op", "const")):
+            raise ReplayRefused(f"output {slot[:100]!r} does not name a tensor")
+        seen.value(operand, 0)
+
+
+class _Reader:
+    """Walks over one program; `place` is the operation whose arguments are read, which may use earlier ones only."""
+
+    def __init__(self, program: Program, constants: int) -> None:
+        self.program, self.constants, self.place, self.values = program, constants, 0, 0
+
+    def operation(self, operation: Operation, allow: tuple[str, ...]) -> None:
+        if operation.name == allowed_operators.CAST:
+            a = operation.args
+            if len(a) != 3 or operation.kwargs or operation.guard is not None or a[1] != {"dtype": "float32"} or a[2] not in ("up", "back"):
+                self.refuse("whence.cast with other arguments than (tensor, float32, up or back)")
+            if not isinstance(a[0], dict):
+                self.refuse("whence.cast of something that is not a tensor")
+        else:
+            allowed_operators.split(operation.name, allow)
+        for value in operation.args:
+            self.value(value, 0)
+        for key, value in operation.kwargs.items():
+            if not (key.isidentifier() and len(key) < 64):
+                self.refuse("a keyword that is not a name")
+            self.value(value, 0)
+
+    def refuse(self, what: str) -> None:
+        name = self.program.operations[self.place].name if self.place < len(self.program.operations) else "the outputs"
+        raise ReplayRefused(f"malformed program: operation {self.place} ({name[:100]}) has {what}")
+
+    def value(self, value: Any, depth: int) -> None:
+        self.values += 1
+        if self.values > MAX_VALUES or depth > MAX_DEPTH:
+            self.refuse("too many or too deeply nested arguments")
+        if value is None or isinstance(value, bool):
+            return
+        if isinstance(value, int):
+            if not -(1 << 63) <= value < 1 << 63:
+                self.refuse("an integer beyond 64 bits")
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                self.refuse("a number that JSON cannot hold")
+        elif isinstance(value, str):
+            if len(value) > MAX_TEXT:
+                self.refuse("a text that is too long")
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.value(item, depth + 1)
+        elif isinstance(value, dict) and len(value) == 1:
+            kind, at = next(iter(value.items()))
+            self.operand(kind, at, depth)
+        else:
+            self.refuse(f"an argument of an unknown form ({type(value).__name__})")
+
+    def operand(self, kind: Any, at: Any, depth: int) -> None:
+        fine = False
+        if kind == "in":
+            fine = _index(at, len(self.program.inputs))
+        elif kind == "param":
+            fine = isinstance(at, str) and at in self.program.params
+        elif kind == "const":
+            fine = _index(at, self.constants)
+        elif kind == "op":
+            fine = _pair(at) and _index(at[0], self.place) and _index(at[1], 1 << 16)
+        elif kind == "dim":
+            fine = _pair(at) and _index(at[0], len(self.program.inputs)) and _index(at[1], 64)
+        elif kind == "mul":
+            fine = isinstance(at, (list, tuple)) and 1 <= len(at) <= 8
+            fine = fine and all(type(f) is int or (isinstance(f, dict) and set(f) == {"dim"}) for f in at)
+            if fine:
+                for factor in at:
+                    self.value(factor, depth + 1)
+        elif kind == "dtype":
+            fine = isinstance(at, str) and at in dtypes.DTYPES
+        elif kind == "device":
+            fine = at == ""
+        elif kind == "layout":
+            fine = at == "strided"
+        elif kind == "memory_format":
+            fine = at in MEMORY_FORMATS
+        elif kind == "float":
+            fine = at in ("inf", "-inf", "nan")
+        elif kind == "complex":
+            fine = _pair(at) and all(type(p) in (int, float) or (isinstance(p, dict) and set(p) == {"float"}) for p in at)
+            if fine:
+                for part in at:
+                    self.value(part, depth + 1)
+        if not fine:
+            self.refuse(f"an argument that means nothing: {{{str(kind)[:40]!r}: {str(at)[:60]}}}")
+
+
+def _index(value: Any, end: int) -> bool:
+    return type(value) is int and 0 <= value < end
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2

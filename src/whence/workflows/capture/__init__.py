@@ -1,0 +1,1 @@
+"""Captures a program: in code, around a command, from labels and arrays."""

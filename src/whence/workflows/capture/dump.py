@@ -1,0 +1,289 @@
+"""A capture that a program begins, pauses and ends where the calls of another tool stand; what `whence.compat` is made of."""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from whence.instrument.options import CaptureOptions
+    from whence.records import Call, Run
+
+_BESIDE = "whence-run"
+_BELOW = (
+    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump",
+    "proc_*/dump", "xray_debug/proc_*/dump", "[a-z]*_[0-9]*", "tensors/*/whence-run", "ait_dump/tensors/*/whence-run", "data_dump",
+    "whence-run-*", "ait_dump/whence-run-*",
+)  # fmt: skip
+_OFTEN_BYTES = 64 << 20
+_open: dict[Path, Dump] = {}  # of this process, by where they lie
+_NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
+
+
+class Dump:
+    """Captures `model`, or every model, into a run at `path` from now on; `pause` and `resume` stop and go on, `close` ends it.
+
+    steps: those wanted; None for all. They are counted by `mark`, or where that is never called by the calls of the model, from 0.
+    layout: writer (docs/convert.md) that puts the run as another tool's dump into the folder `path`, at every pause and at the end; laid:
+    its options; wanted: of which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with other
+    files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run, and a run that another process still
+    writes is joined, not replaced. Ends with the process. A layout that cannot be written is told on stderr, and the program goes on;
+    so is a dump that took nothing. first: the number that the user gives the first step. Raises UsageError, StoreFailed.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], model: Any = None, *, steps: Collection[int] | None = None, layout: str = "",
+        laid: Mapping[str, Any] = {}, wanted: Callable[[Call], bool] | None = None, first: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        from whence.errors import UsageError
+        from whence.instrument.launch import launcher
+        from whence.instrument.options import make
+        from whence.workflows.capture import labels
+        from whence.workflows.capture.capture import _listener, _session
+
+        chosen = make(**options)
+        self.destination = Path(path).absolute()
+        if opened(self.destination) is not None:
+            raise UsageError(f"this process already dumps into {self.destination}; choose another folder for another model")
+        self.model, self._first, self._took = model, first, False
+        self.folder = created(self.destination, chosen)
+        self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
+        self._marks: list[int] = []
+        self._written = self._waiting = self._laid_out = -1
+        self._pid = os.getpid()
+        self.session = _session(str(self.folder), chosen, None)
+        self._steps = steps
+        if steps is not None:
+            self.session.only_steps(steps)
+            self.session.step_ended = self._step_ended
+        launcher.apply_determinism(chosen)
+        self._listener = _listener(self.session, model, str(self.folder))
+        self._listener.install()
+        self._labelled = labels.taking(self.session, str(self.folder))
+        self._closed = False
+        _open[self.destination] = self
+        atexit.register(self.close)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can still be taken."""
+        return not self._closed and self.session.active
+
+    def resume(self) -> None:
+        """Go on taking what is called."""
+        if self.is_open:
+            self._listener.active = True
+
+    def pause(self) -> None:
+        """Take nothing until `resume`, and write the layout: at once while the run is small, else when it has doubled and at the end."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._listener.active = False
+        if self.session.active and self.session.calls:
+            self._listener.drain()
+            self._lay_out_if_small()
+
+    def mark(self) -> None:
+        """A step begins here, unless nothing was called since the last one began. Of steps that are not wanted no tensor is taken."""
+        self._listener.drain()
+        if self.session.calls == self._waiting:
+            return
+        self._waiting = self.session.calls
+        self._marks.append(self.session.next_order())
+        if self._steps is not None:
+            self.session.only_steps(None if len(self._marks) - 1 in self._steps else ())
+
+    def close(self) -> None:
+        """End the capture and write the layout. Idempotent."""
+        if self._closed or os.getpid() != self._pid:  # a forked child has no right to these files
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        _open.pop(self.destination, None)
+        refused = self.session.failed
+        self._listener.remove()
+        self.session.close()
+        self._labelled()
+        if self.session.calls:
+            self._lay_out()
+        if not self._took and (why := self._why_nothing(refused)):
+            from whence.instrument.labels.labels import complain
+
+            complain(f"nothing was dumped into {self.destination}: {why}")
+
+    def _why_nothing(self, refused: str) -> str:
+        """Why the dump is empty; "" where another process of the job dumps instead. refused: why the session ended before its time."""
+        if refused:
+            return "" if _job() else refused
+        of = f"the {type(self.model).__name__} that it was given" if self.model is not None else "a model"
+        if not self.session.calls:
+            return f"{of} was never called while it listened"
+        ran = len(self._marks) if self._marks else 0
+        if self._steps is not None and ran and min(self._steps) >= ran:
+            numbers = ", ".join(str(step + self._first) for step in sorted(self._steps)[:8])
+            return f"step {numbers} was asked for, and {ran} ran (the first is step {self._first})"
+        if self._steps is not None:
+            numbers = ", ".join(str(step + self._first) for step in sorted(self._steps)[:8])
+            return f"no call fell into step {numbers} (the first is step {self._first})"
+        return f"{self.session.calls} calls were seen, and none was selected"
+
+    def _step_ended(self, root: str, step: int) -> None:
+        """The last of the steps that are wanted is there: the tool's files need not wait for the end of the process."""
+        if not self._steps:
+            return
+        if self._marks and len(self._marks) - 1 == max(self._steps):
+            self._lay_out_if_small()
+        elif not self._marks and step == max(self._steps):
+            self._lay_out()
+
+    def _lay_out_if_small(self) -> None:
+        """Write the layout again unless that would take long: it is written as a whole every time."""
+        if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        self._took = self._took or (not self._layout and self.session.records > 0)
+        if not self._layout or self.session.records == self._laid_out:
+            return
+        self._laid_out = self.session.records
+        from whence import store, writers
+
+        sink: Any = self.session.sink()
+        try:
+            if not self._closed:
+                sink.flush()
+            run = store.open_run(self.folder, ranks={self.session.rank})
+            self._written = max(sink.nbytes, 1)
+            shown = cut(run, self._is_shown, self._step if self._marks else None)
+            if len(shown.calls):
+                self._took = True
+                self._make_room(shown)
+                writers.named(self._layout).write(shown, self.destination, **self._laid)
+        except Exception as error:  # noqa: BLE001 - the program comes first, and the run is whole
+            from whence.instrument.labels.labels import complain
+
+            complain(f"{self.destination} has the run but not the tool's own files: {error}")
+
+    def _is_shown(self, call: Call) -> bool:
+        """Of the tool's own files: what it calls a module or an operator, in the steps that are wanted."""
+        if call.kind not in ("module", "operator") or _NOT_TAKEN in call.notes:
+            return False
+        return (not self._marks or self._steps is None or self._step(call) in self._steps) and self._wanted(call)
+
+    def _make_room(self, run: Run) -> None:
+        """msprobe keeps a step in a folder that holds nothing else; those that are written again go."""
+        for rank, step in {(call.rank, call.step) for call in run.calls} if self._layout == "msprobe" else ():
+            shutil.rmtree(self.destination / f"step{step}" / f"rank{rank}", ignore_errors=True)
+
+    def _step(self, call: Call) -> int:
+        return max(bisect.bisect_right(self._marks, call.order) - 1, 0)
+
+
+def opened(path: str | os.PathLike[str]) -> Dump | None:
+    """The dump of this process that still writes into `path`."""
+    found = _open.get(Path(path).absolute())
+    return found if found is not None and found.is_open and found._pid == os.getpid() else None
+
+
+def below(folder: Path) -> Path | None:
+    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there is none, or more than one."""
+    found = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
+    return found.pop() if len(found) == 1 else None
+
+
+def determine(seed: int, deterministic: bool) -> None:
+    """Seed Python, numpy and torch in this process; deterministic: choose such kernels too. Raises UsageError."""
+    from whence.instrument.launch import launcher
+    from whence.instrument.options import make
+
+    launcher.apply_determinism(make(seed=seed, deterministic=deterministic))
+
+
+def cut(run: Run, wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:
+    """A run's calls that are wanted, with steps as `step` counts them (None: as they are) and occurrences counted anew in these."""
+    from whence.records import Over
+
+    calls: list[Call] = []
+    places: dict[int, int] = {-1: -1}
+    seen: Counter[tuple[Any, ...]] = Counter()
+    kept = [call for call in run.calls if wanted(call)]
+    for place, call in enumerate(kept):
+        places[call.id] = place
+    for place, call in enumerate(kept):
+        changed: dict[str, Any] = {"id": place, "parent": _above(run, call, places)}
+        if step is not None:
+            changed["step"] = at = step(call)
+            key = call.rank, call.root, at, call.phase, call.scope, call.op
+            changed |= {"occurrence": seen[key], "micro": 0}
+            seen[key] += 1
+        calls.append(msgspec.structs.replace(call, **changed))
+    return Over(run, calls)
+
+
+def _above(run: Run, call: Call, places: dict[int, int]) -> int:
+    """The nearest call around it that is kept."""
+    parent = call.parent
+    while parent not in places:
+        parent = run.calls[parent].parent
+    return places[parent]
+
+
+def created(folder: Path, chosen: CaptureOptions) -> Path:
+    """Make the run, or join that of this job; where it lies."""
+    from whence import store
+    from whence.store.folder import load_info
+    from whence.workflows.capture.capture import _info
+
+    if folder.is_dir() and any(folder.iterdir()) and not store.is_run(folder):
+        folder = folder / _BESIDE
+    job = _job()
+    with _alone(folder.parent):
+        if job and store.is_run(folder) and load_info(folder).settings.get("job") == job:
+            return folder
+        if store.is_run(folder) and store.is_written(folder):
+            from whence.instrument.labels.labels import complain
+
+            complain(f"{folder} is still being written by another process: what this one computes goes into the same run")
+            return folder
+        info = _info(chosen)
+        store.create(folder, msgspec.structs.replace(info, settings={**info.settings, "job": job} if job else info.settings), force=True)
+    return folder
+
+
+def _job() -> str:
+    """What the processes that compute one thing together have in common; "" where there is one."""
+    if not os.environ.get("WORLD_SIZE", "1").isdigit() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return ""
+    names = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"))
+    return " ".join((*names, str(os.getppid())))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process of this machine is in here for the same folder meanwhile."""
+    from whence.errors import StoreFailed
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        import fcntl
+    except ImportError:  # a system without it
+        yield
+        return
+    except OSError as error:
+        raise StoreFailed(f"cannot create a run in {folder}: {error.strerror or error}") from error
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)

@@ -1,0 +1,116 @@
+"""A run, or any dump that a reader opens, written as files of another tool."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence.errors import OutputExists, StoreFailed, UsageError
+from whence.records import Run
+
+if TYPE_CHECKING:
+    from whence.writers import Written
+
+_OF_DUMPS = (".npy", ".safetensors", ".h5", ".csv", ".json", ".jsonl", ".pt", ".pth")
+
+
+def formats() -> tuple[str, ...]:
+    """The formats that `convert` writes."""
+    from whence import writers
+
+    return writers.known()
+
+
+def convert(
+    source: str | os.PathLike[str] | Run,
+    destination: str | os.PathLike[str],
+    *,
+    to: str,
+    force: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Written:
+    """Write a run as files of another tool (docs/convert.md); every tensor keeps its dtype, bit by bit.
+
+    source: a run, a foreign dump, or an open Run. destination: a new folder (for polygraphy also a .json file). to: one of `formats()`.
+    force: replace a destination that holds nothing but dump files; a run is never replaced. progress: called with (done, of, name).
+    Nothing stands at `destination` before all is written. The result says what was written and, by reason, what the format does not hold.
+    Raises UsageError when there is nothing to write, UnreadableRun, OutputExists, StoreFailed, MissingDependency.
+    """
+    from whence import writers
+    from whence.workflows.capture.command import open_run
+
+    writer = writers.named(to)
+    final = Path(os.fspath(destination))
+    if isinstance(source, (str, os.PathLike)):
+        _check_apart(Path(os.fspath(source)), final)
+    _check(final, force)
+    run = open_run(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else source
+    unfinished = final.with_name(f".unfinished-{os.getpid()}-{final.name}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        written = writer.write(run, unfinished, tell=progress or writers.silent)
+        if not written.tensors and not written.described:
+            raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(written)}")
+        _replace(unfinished, final)
+    except OSError as error:
+        raise StoreFailed(f"cannot write {final}: {error.strerror or error}; nothing was left there") from error
+    finally:
+        _remove(unfinished)
+    return writers.moved(written, unfinished, final)
+
+
+def _check_apart(source: Path, destination: Path) -> None:
+    """A dump is not written into the one it is made of, nor over it."""
+    here, there = source.resolve(), destination.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise UsageError(f"{destination} and {source} lie within each other; choose another destination")
+
+
+def _check(path: Path, force: bool) -> None:
+    """Raises OutputExists for what must not be replaced."""
+    from whence import store
+
+    if not path.name:
+        raise UsageError(f"{path} is no name for a dump")
+    if path.is_symlink():
+        raise OutputExists(f"{path} is a link; choose another destination")
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not force:
+        raise OutputExists(f"{path} exists; --force replaces it")
+    if path.is_dir():
+        if store.is_run(path):
+            raise OutputExists(f"{path} is a run; a conversion never replaces one: choose another destination")
+        strange = next((file for file in path.rglob("*") if not file.is_dir() and file.suffix.lower() not in _OF_DUMPS), None)
+        if strange is not None:
+            raise OutputExists(f"{path} holds {strange.relative_to(path)}, which is no file of a dump; nothing was deleted")
+    elif path.suffix.lower() not in _OF_DUMPS:
+        raise OutputExists(f"{path} is no file of a dump; nothing was deleted")
+
+
+def _replace(new: Path, final: Path) -> None:
+    """Put `new` where `final` is; what was there goes once the new one stands."""
+    old = final.with_name(f".replaced-{os.getpid()}-{final.name}")
+    if final.exists():
+        final.rename(old)
+    try:
+        new.rename(final)
+    except OSError:
+        if old.exists():
+            old.rename(final)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _why(written: Written) -> str:
+    return "; ".join(f"{why} ({len(names)})" for why, names in list(written.left_out.items())[:3]) or "there is no tensor in it"

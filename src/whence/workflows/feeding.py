@@ -1,0 +1,125 @@
+"""One call of a model on inputs that another model gets too: each is given copies in its own framework, on its device, in its dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from whence.errors import UsageError
+from whence.workflows.capture.paddle import is_paddle
+
+
+def called(model: Any, inputs: Any) -> Any:
+    """What `model` returns for `inputs`, without gradients; the random generators of its framework are left as they were.
+
+    model: a torch module, a Paddle layer or predictor. inputs: a tuple is the positional arguments, a mapping the named ones,
+    anything else the only one. Tensors in them (torch, Paddle, numpy; in lists, tuples and mappings) are copied to the model's
+    framework and device; floating ones take the dtype of its parameters where these have one alone. The caller's are never written.
+    Raises UsageError for a tensor that the framework cannot hold, and whatever the model raises.
+    """
+    own, scope = _paddle(model) if is_paddle(model) else _torch(model)
+    positional, named = _arguments(inputs)
+    args, kwargs = _mapped(positional, own), _mapped(named, own)
+    with scope:
+        if not hasattr(model, "register_output_hook"):
+            return model(*args, **kwargs)
+        if kwargs:
+            raise UsageError(f"a Paddle predictor takes its inputs in order, not by name ({', '.join(kwargs)}): give a tuple")
+        return model.run(list(args))
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if type(inputs) is tuple else (inputs,)), {}
+
+
+def _mapped(value: Any, own: Callable[[Any], Any]) -> Any:
+    """A copy of `value` with every tensor in it made the model's own."""
+    if isinstance(value, np.ndarray) or _is_torch(value) or _is_paddle(value):
+        return own(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, own) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, own) for item in value)
+    return copy.deepcopy(value)
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_paddle(value: Any) -> bool:
+    from whence.frameworks import paddle_arrays as paddle
+
+    return type(value).__module__.partition(".")[0] == "paddle" and paddle.is_tensor(value)
+
+
+def _host(value: Any) -> Any:
+    from whence.frameworks import array_protocols as named
+    from whence.frameworks import paddle_arrays as paddle
+
+    return np.array(paddle.to_host(value) if _is_paddle(value) else named.to_host(value, "inputs"))
+
+
+def _torch(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContextManager[Any]]:
+    import torch
+
+    from whence.frameworks import torch_arrays as arrays
+
+    held = [*model.parameters(), *model.buffers()]
+    device = held[0].device if held else None
+    floating = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    dtype = floating.pop() if len(floating) == 1 else None
+
+    def own(value: Any) -> Any:
+        made = value.detach().clone() if _is_torch(value) else arrays.from_host(_host(value))
+        made = made.to(device) if device is not None else made
+        return made.to(dtype) if dtype is not None and made.is_floating_point() else made
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        kind = device.type if device is not None else "cpu"
+        kept = {"devices": [device], "device_type": kind} if kind not in ("cpu", "meta") else {"devices": []}
+        with torch.no_grad(), torch.random.fork_rng(**kept):
+            yield
+
+    return own, scope()
+
+
+def _paddle(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContextManager[Any]]:
+    import paddle
+
+    from whence import dtypes
+    from whence.frameworks import paddle_arrays as arrays
+
+    parameters = list(model.parameters()) if hasattr(model, "parameters") else []
+    place = parameters[0].place if parameters else None
+    floating = {name for p in parameters if dtypes.named(name := arrays.dtype_name(p)).kind == "float"}
+    dtype = floating.pop() if len(floating) == 1 else ""
+
+    def own(value: Any) -> Any:
+        array = _host(value)
+        name = dtypes.of(array).name
+        if array.dtype.kind == "V" or name.startswith(("bf", "float8")):  # numpy's own dtypes alone are taken
+            made = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
+        else:
+            made = paddle.to_tensor(array, place=place)
+        return made.cast(dtype) if dtype and name != dtype and dtypes.named(name).kind == "float" else made
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        before = paddle.get_rng_state()
+        try:
+            with paddle.no_grad():
+                yield
+        finally:
+            paddle.set_rng_state(before)
+
+    return own, scope()

@@ -1,0 +1,1 @@
+"""Finds the stage of compilation, or the pass, at which results change."""

@@ -1,0 +1,107 @@
+"""The last comparison made in a folder, kept in the user's cache folder, for commands that are given none.
+
+One file for every working folder, named by a digest of its path, replaced atomically; the newest 32 are kept, for 30 days at most. It holds
+the report, or where it was written to when the user named a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence.errors import UnreadableRun
+
+if TYPE_CHECKING:
+    from whence.results import Comparison
+
+_FOLDER = "comparisons"
+_MOST_FILES = 32
+_MOST_SECONDS = 30 * 86_400
+
+
+def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
+    """Keep a comparison as the last one of the working folder. output: where it was written to. Returns "", or why it was not kept."""
+    import orjson
+
+    from whence import cache_folders, report
+
+    folder = cache_folders.folder(_FOLDER)
+    if folder is None:
+        return "no cache folder can be written"
+    head = orjson.dumps({"folder": str(Path(output).resolve()) if output is not None else None})
+    body = b"" if output is not None else report.everything_json(result).encode("utf-8", "surrogatepass")
+    fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:  # noqa: PTH123 - pathlib opens no descriptors
+            file.write(head + b"\n" + body)
+        fresh.replace(folder / _name())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        return f"{folder}: {error.strerror or error}"
+    _tidy(folder)
+    return ""
+
+
+def latest() -> tuple[Comparison | str, str]:
+    """(the last comparison made in the working folder, or the folder it was written to; what it is, in words). Raises UnreadableRun."""
+    import msgspec
+    import orjson
+
+    from whence import cache_folders
+    from whence.results import Comparison
+
+    name = _name()
+    places = [home / _FOLDER / name for home in cache_folders.homes() if cache_folders.private(home / _FOLDER)]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise UnreadableRun(
+            "no comparison was made in this folder yet: whence compare REF TGT makes one, or name one that was written with -o"
+        )
+    try:
+        head, _, body = file.read_bytes().partition(b"\n")
+        folder = orjson.loads(head)["folder"]
+        said = _age(time.time() - file.stat().st_mtime)
+        if folder is not None:
+            return folder, f"{folder}, made {said}"
+        result = msgspec.json.decode(body, type=Comparison)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnreadableRun(f"the last comparison ({file}) cannot be read: {error}; compare again") from error
+    return result, f"{result.reference} against {result.target}, made {said}"
+
+
+def _name() -> str:
+    try:
+        here = os.getcwd()  # noqa: PTH109 - the digest is of its bytes
+    except OSError:  # the folder is gone
+        here = ""
+    return hashlib.sha256(os.fsencode(here)).hexdigest()[:32] + ".json"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _tidy(folder: Path) -> None:
+    """Delete what is old, what is beyond the newest few, and what a killed process left."""
+    now, aged = time.time(), []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                aged.append((now - entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    kept = 0
+    for age, path in sorted(aged):
+        is_unfinished = path.endswith(".tmp")
+        kept += not is_unfinished
+        if age > (3600 if is_unfinished else _MOST_SECONDS) or (not is_unfinished and kept > _MOST_FILES):
+            with contextlib.suppress(OSError):
+                Path(path).unlink()

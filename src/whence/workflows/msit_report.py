@@ -1,0 +1,151 @@
+"""`msit llm compare`: the table of that tool at one of its levels, beside whence's own answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from whence.errors import StoreFailed, UsageError
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Comparison, Shown, ViewRow
+
+LEVELS = ("token", "logits", "layer", "module", "api")
+_LAYER = re.compile(r"(.*\.)?\d+")
+
+
+def cmp_report(
+    golden: str,
+    mine: str,
+    *,
+    level: str = "",
+    tool: str = "msit",
+    output: str = ".",
+    say: Callable[[str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[Comparison, Path]:
+    """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's comparison, the file).
+
+    level: rows of it: "token" or "logits" (what the model returned at each token, one tensor of each dump), "layer" (members of a list
+    of modules), "module", "api" (operators), "" for all. say: takes what the tool's log says. Raises UsageError where a level has no
+    rows, UnreadableRun, StoreFailed.
+    """
+    from whence import report
+
+    if level and level not in LEVELS:
+        raise UsageError(f"level {level!r}: {', '.join(LEVELS)}")
+    if say is not None:
+        say(f"Comparing {_kind(mine)} with {_kind(golden)}")
+    result, rows = _tokens(golden, mine, progress) if level in ("token", "logits") else _levelled(golden, mine, level, progress)
+    path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(report.view_csv("msit", rows), encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write {path}: {error.strerror or error}; choose another -o") from error
+    if say is not None:
+        tokens = sorted({row.target.step for row in rows if row.target is not None})
+        say(f"All token ids in my_dump_data: dict_keys({tokens})")
+        say(f"Saved comparing results: {path if path.is_absolute() else f'./{path}'}")
+    return result, path
+
+
+def _kind(path: str) -> str:
+    """What the tool calls this kind of dump."""
+    from whence.workflows.capture.command import open_run
+
+    info = open_run(path).info
+    if info.options.get("level") == "graph":
+        return "FX" if info.options.get("graph_mode") == "fx" else "GE"
+    return {"fx": "FX", "ge": "GE", "atb": "ATB"}.get(info.kind, "Torch")
+
+
+def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
+    """The rows of captures of logits alone, which `compare` judges token by token and without views."""
+    from whence.comparison.paired_runs import Faces, Read
+    from whence.comparison.pipeline import CompareOptions, brought_face_to_face
+    from whence.comparison.verdicts.repeated_runs import Again
+    from whence.comparison.views.rows import viewed
+    from whence.workflows.capture.command import open_run
+
+    def tell(done: int, of: int, what: str) -> None:
+        """Two dumps of logits are soon read."""
+
+    options = CompareOptions(replay=False, views=("msit",))
+    _, _, aligned = brought_face_to_face(open_run(golden), open_run(mine), options)
+    left, right = Read(aligned.reference), Read(aligned.target)
+    faces = Faces(left, right, aligned.plan, options, Again(left, [], tell=tell), tell)
+    faces.measure()
+    return viewed(faces, options.views, {}, tell)["msit"]
+
+
+def _levelled(
+    golden: str, mine: str, level: str, progress: Callable[[int, int, str], None] | None
+) -> tuple[Comparison, Sequence[ViewRow]]:  # fmt: skip
+    """Everything compared, and the rows of a level."""
+    from whence.workflows.compare import compare
+
+    result = compare(golden, mine, view="msit", progress=progress)
+    every: Sequence[ViewRow] = result.views.get("msit", ())
+    if "msit" not in result.views:
+        every = _of_logits(golden, mine)
+        result = _without_view_note(result)
+    rows = _chosen(every, level)
+    if not rows:
+        kinds = ", ".join(sorted({_side(row).kind for row in every})) or "nothing"
+        hint = ": dump with --type op (mode 'api')" if level == "api" else ""
+        raise UsageError(f"{golden} and {mine} have nothing at level {level or 'any'}; they hold {kinds}{hint}")
+    return result, rows
+
+
+def _tokens(golden: str, mine: str, progress: Callable[[int, int, str], None] | None) -> tuple[Comparison, Sequence[ViewRow]]:
+    """One row for each token. The answer is that of the two dumps where these can be compared otherwise, else that of the logits alone."""
+    from whence.comparison import token_logits
+    from whence.comparison.pipeline import CompareOptions
+    from whence.workflows.capture.command import open_run
+    from whence.workflows.compare import compare
+
+    reference, target = open_run(golden), open_run(mine)
+    *tensors, alone = token_logits.found(reference, target)
+    for path, side in zip((golden, mine), tensors, strict=True):
+        if not side:
+            raise UsageError(f"{path} holds no output of any token: dump the logits (dump_last_logits=True) or the outputs of modules")
+    answer, rows = token_logits.compared(reference, target, (tensors[0], tensors[1]), CompareOptions(replay=False))
+    if alone and not _have_ids(reference, target):
+        return answer, rows
+    result = _without_view_note(compare(golden, mine, view="msit", progress=progress))
+    return (result if result.coverage.measured else answer), rows
+
+
+def _have_ids(*runs: Run) -> bool:
+    """Were the token ids captured with the logits, so that texts need not be guessed?"""
+    from whence.align import prompts
+
+    return all(any(prompt.scores for prompt in prompts.prompts(run)) for run in runs)
+
+
+def _without_view_note(result: Comparison) -> Comparison:
+    return msgspec.structs.replace(result, notes=tuple(note for note in result.notes if not note.startswith("--view")))
+
+
+def _side(row: ViewRow) -> Shown:
+    found = row.reference or row.target
+    assert found is not None
+    return found
+
+
+def _chosen(rows: Sequence[ViewRow], level: str) -> list[ViewRow]:
+    if not level:
+        return list(rows)
+    if level == "api":
+        return [row for row in rows if _side(row).kind == "operator"]
+    modules = [row for row in rows if _side(row).kind == "module"]
+    if level == "module":
+        return modules
+    return [row for row in modules if _LAYER.fullmatch(_side(row).name)]

@@ -1,0 +1,1 @@
+"""Writes captured operators as tests, and compares their results."""

@@ -1,0 +1,86 @@
+"""A run's operators or leaf modules as tests that run where whence is not, and what two such runs of them differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence import extras
+from whence.errors import UsageError
+from whence.records import Run
+
+if TYPE_CHECKING:
+    from whence.replay.export.pytest_files import Written
+    from whence.workflows.operator_tests.diff import Diff
+
+LEVELS = ("op", "module")
+
+
+def generate_tests(
+    run: str | Path | Run,
+    output: str | Path,
+    *,
+    level: str = "op",
+    factory: str = "load",
+    cpu_init: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    keep_trivial: bool = False,
+    samples: int = 3,
+    force: bool = False,
+) -> Written:
+    """Write the operators of a run as pytest files with their data; docs/operators.md says what they are.
+
+    run: a folder or an open Run. output: a new folder. level: "op" (operators of a run captured at level op) or "module" (leaf
+    modules that have a program). factory: "load" (recorded elements), "random" (within the recorded range) or "special" (zeros,
+    denormals, infinities, NaN, ties); cpu_init: draw them on the CPU. include, exclude: patterns on operators, or module scopes.
+    keep_trivial: random, creation and view operators too. samples: calls of one signature at most. force: replace such a folder.
+    Raises UsageError when nothing is left to write, OutputExists, UnreadableRun, MissingDependency without torch.
+    """
+    from whence.workflows.capture.command import open_run
+
+    extras.needed("torch", "writing tests of operators")
+    from whence.replay.export import pytest_files
+
+    if level not in LEVELS:
+        raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
+    pytest_files.checked(factory, samples)
+    opened = open_run(str(run)) if isinstance(run, (str, Path)) else run
+    folder = pytest_files.Folder(opened, samples)
+    if level == "op":
+        from whence.workflows.operator_tests.operators import chosen_operators, signatures
+
+        groups = signatures(opened)
+        if not groups:
+            raise UsageError(f"{opened.path} holds no operators: capture with --level op, or write tests of modules with --level module")
+        pytest_files.write_operators(opened, chosen_operators(groups, include, exclude, "name"), folder, keep_trivial=keep_trivial)
+    else:
+        from whence.instrument.selection import matcher
+
+        wanted, unwanted = [matcher(p) for p in include], [matcher(p) for p in exclude]
+        calls = [c for c in pytest_files.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)]
+        pytest_files.write_modules(opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)])
+    if not folder.tests:
+        reasons = "; ".join(f"{len(names)} {reason}" for reason, names in folder.left_out.items()) or "nothing matches"
+        raise UsageError(f"no test can be written of {opened.path}: {reasons}")
+    return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
+
+
+def diff_results(reference: str | Path, target: str | Path, output: str | Path | None = None, *, force: bool = False) -> Diff:
+    """Join two tables that generated tests wrote (`--detail_compare_path`), row by row, and judge each (docs/operators.md).
+
+    reference, target: csv files, also those of the public tool, which have fewer columns. output: a csv to write.
+    Raises UnreadableRun for what is no such table, OutputExists.
+    """
+    from whence.errors import OutputExists
+    from whence.report import tested_csv
+    from whence.workflows.operator_tests import diff
+
+    if output is not None and Path(output).exists() and not force:
+        raise OutputExists(f"{output} exists; --force replaces it")
+    found = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
+    if output is not None:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(tested_csv(found), encoding="utf-8", newline="")
+    return found

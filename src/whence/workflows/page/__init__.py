@@ -1,0 +1,1 @@
+"""Measures what a page shows, and writes it."""

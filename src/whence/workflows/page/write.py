@@ -1,0 +1,153 @@
+"""The page of a comparison: what users call; measuring is in `paging.py`, which loads much."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Comparison, TokenMatch
+    from whence.results.page import Page
+
+_DETAILS = 40
+
+
+def report_html(
+    comparison: str | os.PathLike[str] | Comparison,
+    output: str | os.PathLike[str],
+    *,
+    details: int = _DETAILS,
+    tokens: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    runs: tuple[Run, Run] | None = None,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> Path:
+    """Write a comparison as one HTML page that needs nothing else, and return its path.
+
+    comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens --format json`. details: of how many calls
+    tensors are looked at closely; these are read from the two runs, without which the page says what is missing.
+    tokens: a file of `whence tokens --format json`, shown beside the comparison. runs: both, where they are open already. progress: called
+    with (done, of, what).
+    Raises UnreadableRun, UsageError, OutputExists, StoreFailed.
+    """
+    file = Path(output)
+    if file.is_dir():
+        raise OutputExists(f"cannot write a page to {file}: it is a folder; name a file in it, like {file / 'report.html'}")
+    if file.exists() and not force:
+        raise OutputExists(f"{file} exists; --force replaces it, or choose another -o")
+    text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write the page to {file}: {error.strerror or error}") from error
+    return file
+
+
+def plots(
+    comparison: str | os.PathLike[str] | Comparison,
+    folder: str | os.PathLike[str],
+    *,
+    details: int = _DETAILS,
+    force: bool = False,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Write the main plots of a comparison into a folder, each as PNG and SVG, and return the files.
+
+    comparison, details, progress: as `report_html` takes them. The error along the run, of the first findings histogram, error against
+    magnitude, quantiles and heatmap, and where there are several steps or ranks the error by these and by layer. tell: called with what is
+    missing, and why.
+    Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without matplotlib (`whence[plots]`).
+    """
+    from whence.report import plots as drawing
+
+    place = Path(folder)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())) and not force:
+        raise OutputExists(f"{place} exists and is not empty; --force writes into it, or choose another folder")
+    found = page(comparison, details=details, progress=progress)
+    for sentence in found.missing:
+        tell(sentence)
+    try:
+        return drawing.write(found, place)
+    except OSError as error:
+        raise StoreFailed(f"cannot write plots to {place}: {error.strerror or error}") from error
+
+
+def page(
+    comparison: str | os.PathLike[str] | Comparison,
+    *,
+    details: int = _DETAILS,
+    tokens: str | os.PathLike[str] | None = None,
+    runs: tuple[Run, Run] | None = None,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> Page:
+    """What such a page shows, as a structure (`whence.pages`); takes what `report_html` takes. Raises UnreadableRun, UsageError."""
+    import msgspec
+
+    from whence.results import Comparison
+    from whence.workflows.compare import load_comparison
+    from whence.workflows.page.measure import page_of
+
+    if details < 0:
+        raise UsageError(f"details {details}: a number of calls, 0 or more")
+    texts = _texts(Path(tokens)) if tokens is not None else None
+    if isinstance(comparison, Comparison):
+        return msgspec.structs.replace(page_of(comparison, details=details, runs=runs, tell=progress), texts=texts)
+    place = Path(comparison)
+    if place.is_file() and texts is None and (alone := _texts_or_none(place)) is not None:
+        return _of_texts(alone)
+    found = page_of(load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress)
+    return msgspec.structs.replace(found, texts=texts)
+
+
+def _html(found: Page) -> str:
+    from whence.report.html import page_html
+
+    return page_html(found)
+
+
+def _texts_or_none(file: Path) -> TokenMatch | None:
+    import msgspec
+
+    from whence.results import TokenMatch
+
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=TokenMatch)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _texts(file: Path) -> TokenMatch:
+    found = _texts_or_none(file)
+    if found is None:
+        raise UnreadableRun(f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > {file.name} makes one")
+    return found
+
+
+def _of_texts(texts: TokenMatch) -> Page:
+    """A page of two files of outputs alone: no run was captured, so nothing is said of one."""
+    from whence import __version__
+    from whence.results import Comparison, Coverage, Plan
+    from whence.results.page import Page, PageSide
+
+    status = {"pass": "same", "fail": "different"}.get(texts.status, "undecided")
+    rates = [
+        f"{name} {share:.3g} of {texts.count} prompts"
+        for name, share in (("full match", texts.full_match), ("half match", texts.half_match))
+        if share is not None
+    ]
+    reached = {"pass": "reach their thresholds", "fail": "do not reach their thresholds"}.get(texts.status, "could not be taken")
+    result = Comparison(
+        status=status, evidence="text", reference=texts.reference, target=texts.target, findings=(), first_difference=None, counts={},
+        coverage=Coverage(0, 0, 0, 0, 0, False), unmatched=0, incomparable=0, inputs_differ=(), versions={"whence": __version__},
+        plan=Plan(()), rows=(), verdicts=(),
+        headline=f"The outputs' rates {reached}: {', '.join(rates) or 'no prompt stands on both sides'}",
+        notes=(*texts.notes, "outputs alone were compared: nothing is known of the operators that made them"),
+    )  # fmt: skip
+    return Page(result, PageSide(texts.reference), PageSide(texts.target), texts=texts)

@@ -1,0 +1,58 @@
+"""The two runs of a comparison that was made, face to face again as they were then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whence import align
+from whence.comparison.pipeline import CompareOptions, brought_face_to_face
+from whence.comparison.prepare import partial_prints
+from whence.comparison.prepare.labels import plain
+from whence.comparison.programs import programs
+from whence.errors import UnreadableRun
+from whence.records import Run
+from whence.results import Comparison
+from whence.workflows.capture.command import open_run
+from whence.workflows.compare import load_policy
+
+if TYPE_CHECKING:
+    from whence.comparison.replays.user_model import Models
+
+
+def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:
+    """Both runs of a comparison, opened. folder: where the comparison lies; paths that lead nowhere from here are tried from above it.
+
+    Raises UnreadableRun when a run is not where it was.
+    """
+    return _found(compared.reference, folder), _found(compared.target, folder)
+
+
+def _found(path: str, folder: str) -> Run:
+    if Path(path).exists():
+        return open_run(path)
+    above = () if Path(path).is_absolute() or not folder else Path(folder).resolve().parents
+    near = next((place / path for place in above if (place / path).exists()), None)
+    if near is None:
+        raise UnreadableRun(f"{path} is not there; run this where whence compare was run, or compare the runs again where they are now")
+    return open_run(str(near))
+
+
+def reopened(
+    compared: Comparison, model: Models | None = None, runs: tuple[Run, Run] | None = None
+) -> tuple[align.Aligned, CompareOptions]:
+    """Both runs and their plan, and the options they were compared with as far as these were written down.
+
+    model: as `compare` takes it. runs: both, where they are open already. Raises UnreadableRun when a run is not where it was.
+    """
+    asked = compared.asked
+    left, right = runs if runs is not None else runs_of(compared)
+    options = CompareOptions(
+        allow=tuple(asked.get("allow", ())), match=asked.get("match", "auto"),
+        chart=align.load_map(asked["mapping"]) if "mapping" in asked else None,
+        policy=load_policy(asked["policy"]) if "policy" in asked else None, model=model,
+    )  # fmt: skip
+    left, right, _ = programs.laid(left, right, programs.programs(compared.program_files or None, open_run))
+    left, right, _ = plain(*partial_prints.alike(*programs.agreed(left, right)))
+    _, _, aligned = brought_face_to_face(left, right, options)
+    return aligned, options

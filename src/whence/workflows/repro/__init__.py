@@ -1,0 +1,1 @@
+"""Writes a finding as a script that shows it."""

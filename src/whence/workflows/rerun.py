@@ -1,0 +1,262 @@
+"""What is run again and again: a command in processes of its own, or a model in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError, WhenceError
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""How a line of a traceback begins that names the exception."""
+
+_TAIL_LINES = 15
+_INTERRUPTED = 130
+
+
+class Subject(Protocol):
+    """A program that can be run any number of times. Both methods return the seconds it took, and raise CaptureError when it fails."""
+
+    @property
+    def words(self) -> str: ...
+
+    def bare(self) -> float:
+        """Run it without a capture."""
+        ...
+
+    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+        """Run it captured into `path`, which is whole or gone afterwards. variant: one of `variants`, "" for the program as it is."""
+        ...
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Harmless changes of how it is run."""
+        ...
+
+
+class Command:
+    """A command, run in `cwd`; what it prints is kept for the error message only.
+
+    exit_codes: with which it may end. variables: of its environment beside ours; None takes one away.
+    """
+
+    variants = ("one thread",)
+
+    def __init__(
+        self, command: Sequence[str], cwd: str = "", *, exit_codes: Iterable[int] = (0,), variables: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.command, self.cwd = tuple(command), cwd or str(Path.cwd())
+        self.words = shlex.join(self.command)
+        self.exit_codes, self.variables = {0, *exit_codes}, dict(variables or {})
+        if not Path(self.cwd).is_dir():
+            raise UnreadableRun(
+                f"the command ran in {self.cwd}, which is not there; give the command again after --, from where it can run"
+            )
+
+    def bare(self) -> float:
+        from whence.instrument.launch import interpreter, launcher
+
+        with self._log() as log, contextlib.chdir(self.cwd):
+            given = self.environment()
+            interpreter.find(self.command, given)
+            ended = launcher.execute(self.command, given, log)
+            self._check(ended.exit_code, log, "")
+        return ended.duration_s
+
+    def capture(self, path: Path, *, variant: str = "", environment: Mapping[str, str] | None = None, **options: Any) -> float:
+        """environment: variables of it beside ours."""
+        from whence.workflows.capture.command import run_command
+
+        told: list[str] = []
+        began = time.monotonic()
+        absolute = path.absolute()
+        with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
+            given = {**self.environment(), **(_ONE_THREAD if variant else {}), **(environment or {})}
+            code = run_command(self.command, str(absolute), environment=given, log=log, tell=told.append, **options)
+            self._check(code, log, told[-1] if told else "", captured=_holds_calls(absolute))
+        return time.monotonic() - began
+
+    def environment(self) -> dict[str, str]:
+        """The environment that it runs in."""
+        given = {**os.environ, **{name: value for name, value in self.variables.items() if value is not None}}
+        return {name: value for name, value in given.items() if self.variables.get(name, "") is not None}
+
+    def _check(self, code: int, log: Any, told: str, *, captured: bool = True) -> None:
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if code == 0 or (code in self.exit_codes and captured):
+            return
+        log.seek(0)
+        lines = log.read().decode("utf-8", "replace").splitlines()
+        tail = lines[-_TAIL_LINES:]
+        raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
+        if raised and raised not in tail:  # some say a page more after it
+            tail = [raised, "...", *tail]
+        said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
+        hint = "" if not captured else "; of a program that always ends so, capture it with whence run and give that run as TGT"
+        raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}{hint}")
+
+    @staticmethod
+    def _log() -> Any:
+        return tempfile.TemporaryFile()
+
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Program:
+    """A model of this process, and the function that uses it. Random numbers start at the same place each time."""
+
+    def __init__(self, model: Any, use: Callable[[Any], Any], *, dtype: Any = None) -> None:
+        self._model, self._use, self._dtype = model, use, dtype
+        self.words = type(model).__name__
+        self.variants = ("one thread", *((str(dtype).removeprefix("torch."),) if dtype is not None else ()))
+
+    def bare(self) -> float:
+        return self._timed(self._model)
+
+    def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
+        from whence.workflows.capture.capture import capture
+
+        began = time.monotonic()
+        with _whole(path), self._as(variant) as model, capture(model, path, **options):
+            self._timed(model)
+        return time.monotonic() - began
+
+    def _timed(self, model: Any) -> float:
+        import random
+
+        import numpy as np
+        import torch
+
+        states = random.getstate(), np.random.get_state()
+        said = io.StringIO()
+        began = time.monotonic()
+        try:
+            with torch.random.fork_rng(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                self._use(model)
+        except Exception as error:  # whatever the user's model raises
+            what = f"{type(error).__name__}: {error}"
+            raise CaptureError(f"the model cannot be run as asked: {what}; run it on these inputs without whence first") from error
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+        return time.monotonic() - began
+
+    @contextlib.contextmanager
+    def _as(self, variant: str) -> Iterator[Any]:
+        import copy
+
+        import torch
+
+        if variant == "one thread":
+            before = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                yield self._model
+            finally:
+                torch.set_num_threads(before)
+        elif variant:
+            yield copy.deepcopy(self._model).to(self._dtype)
+        else:
+            yield self._model
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """A run that did not come to its end is removed: nothing half is left behind."""
+    there = path.exists()
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        if not there:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
+    """A new folder for runs: `keep`, or a temporary one that is removed. Raises OutputExists for a folder with files in it."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as made:
+            yield Path(made)
+        return
+    place = Path(keep)
+    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+        raise OutputExists(f"{place} is there already; whence {name} writes only into a new or empty folder")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WhenceError(f"cannot make the folder {place}: {error.strerror or error}") from error
+    yield place
+
+
+def recorded(info: Any, path: str) -> Command:
+    """The command that a run was made with, as its run.json has it: in its folder, by its Python, with the variables that were recorded.
+
+    It may end with the exit code that it had then. Raises UnreadableRun when it cannot be run again from there, UsageError when it
+    would run with other libraries.
+    """
+    from whence.instrument.launch.redaction import MASK
+
+    command: Mapping[str, Any] | tuple[str, ...] = info.command
+    if not command:
+        raise UnreadableRun(f"{path} does not say which command made it (captured in code, or scrubbed); give the command after --")
+    if any(MASK in word for word in command):
+        raise UnreadableRun(f"the command of {path} had secrets, which were not kept; give the command after --")
+    as_it_ran = _variables(info, path)
+    found = Command(tuple(command), info.cwd, exit_codes=(info.settings.get("exit_code", 0),), variables=as_it_ran)
+    _same_versions(found, info, path)
+    return found
+
+
+def _variables(info: Any, path: str) -> dict[str, str | None]:
+    """What the environment must hold for a recorded command to run as it ran. Raises UnreadableRun when its Python is gone."""
+    from whence.instrument.launch.redaction import MASK
+
+    kept: dict[str, str | None] = {name: value for name, value in info.environment.items() if MASK not in value}
+    if not info.interpreter:
+        return kept
+    if not Path(info.interpreter).exists():
+        raise UnreadableRun(f"{path} was made by {info.interpreter}, which is not there; give the command again after --")
+    kept.setdefault("PYTHONPATH", None)
+    folder = str(Path(info.interpreter).parent)
+    if (os.environ.get("PATH", "").split(os.pathsep) or [""])[0] != folder:
+        kept["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
+    return kept
+
+
+def _same_versions(command: Command, info: Any, path: str) -> None:
+    """Raises UsageError when a library of the command's Python is no longer the recorded one."""
+    from whence.instrument.launch import interpreter
+
+    with contextlib.chdir(command.cwd):
+        given = command.environment()
+        found = interpreter.find(command.command, given)
+        here = interpreter.check(found, given) if found is not None else {}
+    known = {name: version for name, version in info.versions.items() if name in (*interpreter.PACKAGES, "python")}
+    other = [f"{name} {here.get(name) or 'is missing'}, was {version}" for name, version in known.items() if here.get(name) != version]
+    if here and other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise UsageError(
+            f"the program of {path} would not run as it ran: {'; '.join(other[:3])}{more}. Install what was recorded, or give the command "
+            "after -- to run it with what is here"
+        )
+
+
+def _holds_calls(path: Path) -> bool:
+    from whence.workflows.capture.command import open_run
+
+    try:
+        return any(call.refs for call in open_run(str(path)).calls)
+    except WhenceError:
+        return False

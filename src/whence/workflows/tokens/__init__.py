@@ -1,0 +1,1 @@
+"""Compares generated tokens, prompt by prompt and commit by commit."""

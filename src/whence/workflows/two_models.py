@@ -1,0 +1,127 @@
+"""Two models on one input, captured and compared in one call: `whence.auto_diff`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence.errors import UsageError
+from whence.results import Comparison
+
+
+class Difference(Comparison, frozen=True):
+    """A Comparison that is true where the two are the same, as `status` says it: "same"; false when different or undecided."""
+
+    def __bool__(self) -> bool:
+        return self.status == "same"
+
+
+def auto_diff(
+    model_a: Any, model_b: Any, inputs: Any, *, output: str | os.PathLike[str] | None = None, force: bool = False,
+    capture: dict[str, Any] | None = None, **options: Any,
+) -> Difference:  # fmt: skip
+    """Run two models on the same inputs, compare all that they compute, print the answer and return it: true when they are the same.
+
+        assert whence.auto_diff(paddle_layer, torch_module, {"x": x})
+
+    model_a (the reference), model_b (the target): torch modules or Paddle layers, with their weights and modes as they are. inputs: a
+    dict of keyword arguments, a tuple or list of arguments, or one tensor, which both get, each in its framework, on its device; or a
+    pair of two dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder for the comparison, with the
+    runs in `reference` and `target` below it; None keeps nothing. capture: options of `whence.capture`; options: those of
+    `whence.compare`. Forward passes alone are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what
+    a model raises.
+    """
+    from whence import report
+    from whence.workflows.capture.capture import capture as capturing
+    from whence.workflows.compare import check_output, compare
+
+    given = _each(inputs)
+    folder = Path(output) if output is not None else None
+    if folder is not None:
+        check_output(folder, force)
+    with tempfile.TemporaryDirectory(prefix="whence-") as scratch:
+        place = folder or Path(scratch)
+        for name, model, values in zip(("reference", "target"), (model_a, model_b), given, strict=True):
+            args, kwargs = _arguments(values, _converter(model))
+            with capturing(model, place / name, force=force, **(capture or {})):
+                model(*args, **kwargs)
+        result = compare(place / "reference", place / "target", output=folder, force=True, **options)
+    sys.stdout.write(report.answer(result, output=str(folder) if folder is not None else ""))
+    return msgspec.convert({name: getattr(result, name) for name in Comparison.__struct_fields__}, Difference, from_attributes=True)
+
+
+def _each(inputs: Any) -> tuple[Any, Any]:
+    """What each of the two models is given."""
+    if isinstance(inputs, (tuple, list)) and len(inputs) == 2:
+        one, two = inputs
+        if (isinstance(one, dict) and isinstance(two, dict)) or (isinstance(one, (tuple, list)) and isinstance(two, (tuple, list))):
+            return one, two
+    return inputs, inputs
+
+
+def _arguments(values: Any, converted: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(values, dict):
+        return (), {name: converted(value) for name, value in values.items()}
+    if isinstance(values, (tuple, list)):
+        return tuple(converted(value) for value in values), {}
+    return (converted(values),), {}
+
+
+def _converter(model: Any) -> Callable[[Any], Any]:
+    """A function that makes what a model takes of a tensor or array, on the model's device; what is neither stays as it is."""
+    from whence.workflows.capture.paddle import is_paddle
+
+    if is_paddle(model):
+        return _to_paddle
+    if not hasattr(model, "named_modules"):
+        raise UsageError(f"auto_diff compares torch modules and Paddle layers, not a {type(model).__name__}")
+    device = next((tensor.device for tensor in model.parameters()), None)
+
+    def to_torch(value: Any) -> Any:
+        import torch
+
+        from whence.frameworks import torch_arrays as adapter
+
+        if not isinstance(value, torch.Tensor):
+            array = _host(value)
+            if array is None:
+                return value
+            value = adapter.from_host(array)
+        return value if device is None else value.to(device)
+
+    return to_torch
+
+
+def _to_paddle(value: Any) -> Any:
+    import paddle
+
+    if isinstance(value, paddle.Tensor):
+        return value
+    array = _host(value)
+    if array is None:
+        return value
+    if array.dtype.isbuiltin == 1:
+        return paddle.to_tensor(array)
+    name = array.dtype.name
+    return paddle.to_tensor(array.astype(np.float32)).astype(name)  # float32 holds all numbers of 16 and 8 bits
+
+
+def _host(value: Any) -> Any:
+    """A tensor or array as a host array; None for what is neither."""
+    torch, paddle = sys.modules.get("torch"), sys.modules.get("paddle")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from whence.frameworks import torch_arrays as of_torch
+
+        return of_torch.to_host(value.detach())
+    if paddle is not None and isinstance(value, paddle.Tensor):
+        from whence.frameworks import paddle_arrays as of_paddle
+
+        return of_paddle.to_host(value.detach())
+    return value if isinstance(value, np.ndarray) else None

@@ -1,0 +1,112 @@
+"""Two runs compared while they are still being written: again with every step that both have ended, until the answer stands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from whence.errors import UnreadableRun
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Comparison
+
+WRITING = "is still being written"  # as `store` says it of a process that runs
+
+
+class _Look(NamedTuple):
+    """A run as it is now. done: (rank, root, step) of the steps that have ended."""
+
+    run: Run
+    writing: bool
+    done: frozenset[tuple[int, str, int]]
+
+    @property
+    def last(self) -> int:
+        """The last step that has ended, -1 before the first."""
+        return max((step for *_, step in self.done), default=-1)
+
+
+def watch(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    every: float = 1.0,
+    tell: Callable[[str], None] | None = None,
+    **how: Any,
+) -> Iterator[Comparison]:
+    """Comparisons of two runs of which one or both are still being written; the last one is the answer.
+
+    A comparison is made when a side has ended further steps, of the steps that both have ended, and when nothing is written any more, of
+    all there is; that one is the last, or the first with a certain finding. A run that is not there yet is waited for.
+    every: seconds between two looks. output: a folder that holds the comparison made last. tell: called with what is waited for.
+    how: arguments of `compare`. Raises what `compare` raises.
+    """
+    from whence.workflows.compare import check_output, compare
+
+    if output is not None:
+        check_output(Path(output), force)
+    seen: tuple[Any, ...] = ()
+    while True:
+        sides = [_looked(path, tell) for path in (reference, target)]
+        if None not in sides:
+            left, right = (side for side in sides if side is not None)
+            writing = left.writing or right.writing
+            now = (writing, *((side.done, len(side.run.calls) if not side.writing else 0) for side in (left, right)))
+            if now != seen and (not writing or min(left.last, right.last) >= 0):
+                first, seen, began = not seen, now, time.monotonic()
+                runs = _shared(left, right) if writing else (left.run, right.run)
+                result = compare(*runs, output=output, force=force or not first, **how)
+                yield result
+                if not writing or (result.status == "different" and any(f.confidence == "certain" for f in result.findings)):
+                    return
+                # A look costs more the longer the runs are; half of the time at most is spent on looking.
+                time.sleep(time.monotonic() - began)
+            elif tell is not None:
+                tell(f"{left.last + 1} and {right.last + 1} steps have ended")
+        time.sleep(every)
+
+
+def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Look | None:
+    from whence.workflows.capture import command as runs
+
+    try:
+        run = runs.open_run(os.fspath(path))
+    except UnreadableRun as error:
+        if Path(path).exists() and not _unborn(path):
+            raise
+        if tell is not None:
+            tell(f"waiting for {os.fspath(path)}: {str(error).splitlines()[0]}")
+        return None
+    return _Look(run, WRITING in run.ended, frozenset((s.rank, s.root, s.step) for s in run.steps))
+
+
+def _unborn(path: str | os.PathLike[str]) -> bool:
+    """Is this a run that nobody has written anything into yet, and whose command has not ended?"""
+    from whence.store.folder import load_info
+
+    try:
+        return "exit_code" not in load_info(Path(path)).settings
+    except UnreadableRun:
+        return False
+
+
+def _shared(left: _Look, right: _Look) -> tuple[Run, Run]:
+    """Both runs up to the last step that each side which is being written has ended."""
+    last = min(side.last for side in (left, right) if side.writing)
+    return _ended(left, last), _ended(right, last)
+
+
+def _ended(side: _Look, last: int) -> Run:
+    import msgspec
+
+    from whence.records import Over
+
+    kept = [c for c in side.run.calls if c.step <= last and ((c.rank, c.root, c.step) in side.done or not side.writing)]
+    places = {call.id: at for at, call in enumerate(kept)}
+    return Over(side.run, [msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in kept])

@@ -1,0 +1,51 @@
+"""Which writers there are."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from whence.errors import UsageError, WhenceError
+from whence.records import Run
+from whence.writers.support.job import Tell, Written
+
+FOLDER = Path(__file__).parent / "formats"
+GROUP = "whence.writers"
+
+
+class Writer(Protocol):
+    """What a writer's module holds."""
+
+    def write(self, run: Run, destination: Path, *, tell: Tell = ...) -> Written: ...
+
+
+@functools.cache
+def known() -> tuple[str, ...]:
+    """The formats there are: the files of `formats/`, then those of other packages."""
+    own = {path.stem for path in FOLDER.glob("[!_]*.py")}
+    return (*sorted(own), *sorted(set(_added()) - own))
+
+
+def named(name: str) -> Writer:
+    """The writer of a format. Raises UsageError when there is none, WhenceError when another package's cannot be loaded."""
+    if name not in known():
+        raise UsageError(f"no writer for {name!r}; there are {', '.join(known())}")
+    point = _added().get(name)
+    if point is None or (FOLDER / f"{name}.py").is_file():
+        writer: Writer = importlib.import_module(f"whence.writers.formats.{name}")
+        return writer
+    try:
+        loaded: Writer = point.load()
+    except Exception as error:  # someone else's package: named, whatever it raises
+        raise WhenceError(f"writer {name} comes from {point.value} and cannot be loaded: {type(error).__name__}: {error}") from error
+    if not hasattr(loaded, "write"):
+        raise WhenceError(f"writer {name} from {point.value} has no write")
+    return loaded
+
+
+@functools.cache
+def _added() -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=GROUP)}

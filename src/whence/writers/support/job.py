@@ -1,0 +1,120 @@
+"""What a writer does to every run: fetches elements, counts what it wrote, and remembers what it could not write and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.frameworks import host
+from whence.records import Call, Ref, Run, Statistics
+
+Tell = Callable[[int, int, str], None]
+"""Called now and then with (done, of, what)."""
+
+_KERNELS_FROM_BYTES = 50_000_000  # of elements without statistics; below, loading the compiled pass costs more than it saves
+_KINDS = ("param", "input", "output", "mutated")
+
+
+def silent(done: int, of: int, what: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold; described: how
+    many of these have their statistics there."""
+
+    files: tuple[Path, ...]
+    tensors: int
+    nbytes: int
+    described: int = 0
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def moved(written: Written, old: Path, new: Path) -> Written:
+    """The same after what lay at `old` was renamed to `new`."""
+    return replace(written, files=tuple(new / file.relative_to(old) for file in written.files))
+
+
+class Writing:
+    """The work on one run: `array` and `figures` for a sight of a tensor, `done` for what came of it. of: how many sights there are."""
+
+    def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
+        self.run, self.files = run, list[Path]()
+        self._tell, self._of, self._asked = tell, of, 0
+        self._tensors = self._nbytes = self._described = self._measured = 0
+        self._left: dict[str, list[str]] = {}
+
+    def array(self, record: int, name: str, *, exact: bool = True) -> Array | None:
+        """The elements, C order and little endian, mapped where they are; None, and noted under `name`, where there are none.
+
+        exact: the format cannot tell numbers out of a print, or a part of a tensor, from the tensor; then these are not given either.
+        """
+        self._asked += 1
+        self._tell(self._asked, max(self._of, self._asked), name)
+        known = self.run.records[record]
+        if exact and not known.why and (known.quantum or known.whole):
+            self.leave(
+                "read from a print: the format would pass its rounded numbers, or those of them that were printed, for the tensor", name
+            )
+            return None
+        try:
+            found = self.run.array(record)
+            want = dtypes.named(known.dtype).numpy
+        except (ElementsMissing, KeyError) as error:
+            self.leave(f"elements are missing ({error})", name)
+            return None
+        return np.asarray(found, dtype=want, order="C")
+
+    def figures(self, record: int, array: Array | None) -> Statistics | None:
+        """Statistics of a record, taken from its elements where the run has none."""
+        known = self.run.records[record]
+        if known.statistics is not None or array is None:
+            return known.statistics
+        self._measured += array.nbytes
+        kernels = True if self._measured > _KERNELS_FROM_BYTES else None
+        return host.statistics(array.reshape(-1).view(np.uint8), known.dtype, kernels=kernels)[0]
+
+    def wrote(self, array: Array) -> None:
+        """Count what went to disk."""
+        self._tensors += 1
+        self._nbytes += array.nbytes
+
+    def described(self) -> None:
+        """Count a tensor of which the figures alone went to disk."""
+        self._described += 1
+
+    def leave(self, why: str, name: str) -> None:
+        """Note what the format does not hold."""
+        self._left.setdefault(why, []).append(name)
+
+    def done(self) -> Written:
+        """The outcome."""
+        left = {why: tuple(names) for why, names in self._left.items()}
+        return Written(tuple(self.files), self._tensors, self._nbytes, self._described, left)
+
+
+def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
+    """Calls by (rank, step), in the order in which they ended; ranks and steps sorted."""
+    found: dict[tuple[int, int], list[Call]] = {}
+    for call in calls:
+        found.setdefault((call.rank, call.step), []).append(call)
+    return dict(sorted(found.items()))
+
+
+def refs(call: Call) -> list[Ref]:
+    """What a call read and wrote: parameters, inputs, outputs, what it changed, and the rest."""
+    return sorted(call.refs, key=lambda ref: _KINDS.index(kind) if (kind := ref.slot.partition(".")[0]) in _KINDS else len(_KINDS))
+
+
+def name(call: Call, slot: str = "") -> str:
+    """A call, or one of its tensors, for people: "layers.0.mlp#1.output.0", the root by its name."""
+    again = f"#{call.occurrence}" if call.occurrence else ""
+    where = ".".join(part for part in (call.scope, call.op) if part) or call.root
+    return f"{where}{again}{f'.{slot}' if slot else ''}"

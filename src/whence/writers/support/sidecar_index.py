@@ -1,0 +1,57 @@
+"""`whence.jsonl`: the calls, records and programs of a run, for formats that hold tensors with a name and nothing else.
+
+A line each: first what the dump is, then records (`elements.file` is where they lie), calls, programs, notes, as `whence.records` has them.
+Hashes are left out, and statistics of what has elements: the elements tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from whence.records import Call, Dumped, Record, Run
+from whence.writers.support.job import by_moment, name
+
+NAME = "whence.jsonl"
+_ABOUT = ("versions", "settings", "seed", "deterministic")
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+def write(folder: Path, run: Run, places: Mapping[int, str]) -> Path:
+    """Write the index. places: record -> where its elements lie (`Dumped.file`); the others have none."""
+    path = folder / NAME
+    with path.open("wb") as file:
+        about = {"t": "dump", "version": 1, "kind": run.info.kind, "ended": run.ended}
+        file.write(_encode(about | {name: getattr(run.info, name) for name in _ABOUT}) + b"\n")
+        for record in run.records:
+            file.write(_encode(_placed(record, places.get(record.id))) + b"\n")
+        for call in run.calls:
+            file.write(_encode(msgspec.structs.replace(call, files={}, seconds=0.0)) + b"\n")
+        for line in (*run.programs.values(), *run.notes):
+            file.write(_encode(line) + b"\n")
+    return path
+
+
+def _placed(record: Record, place: str | None) -> Record:
+    if place is None:
+        return msgspec.structs.replace(
+            record, elements=None, hash="", why=record.why or "its elements could not be read when it was written"
+        )
+    return msgspec.structs.replace(record, elements=Dumped(place), hash="", statistics=None, sketch=None, why="")
+
+
+def sights(run: Run) -> dict[int, tuple[Call, str]]:
+    """record -> (the call that saw it first, under which slot), in the order in which calls began."""
+    found: dict[int, tuple[Call, str]] = {}
+    for calls in by_moment(run.calls).values():
+        for call in sorted(calls, key=lambda call: call.order):
+            for ref in call.refs:
+                found.setdefault(ref.record, (call, ref.slot))
+    return found
+
+
+def label(record: Record, seen: tuple[Call, str] | None) -> str:
+    """A record for people: what saw it first ("layers.0.fc.weight", "layers.0.fc.output.0")."""
+    return name(seen[0], seen[1].removeprefix("param.")) if seen is not None else f"constant.{record.id}"
