@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from whence._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from whence.api import (
         auto_diff,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from whence.api import trace as trace
     from whence.api import watch as watch
 
-__version__ = "0.1.0"
 __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert", "diff_results", "doctor", "end_dump",
     "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording",

@@ -30,7 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from whence import __version__, cache_folders
+from whence import cache_folders
+from whence._version import __version__
 
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])

@@ -3,25 +3,28 @@
 Importing it loads no framework and no stage; each function imports what it needs when it is called.
 """
 
-from whence.comparison.prepare.label_sides import compare_labels, labels_compared, run_labels, write_labels
+from whence.readers.opening import open_run, open_to_show
 from whence.workflows.capture.arrays import record, recording
 from whence.workflows.capture.atb_layout import lay_out_atb
 from whence.workflows.capture.capture import attach, begin_dump, capture, end_dump
-from whence.workflows.capture.command import open_run, open_to_show, recover, run_command, scrub, warmup
+from whence.workflows.capture.command import run_command
 from whence.workflows.capture.compile import compile  # noqa: A004
 from whence.workflows.capture.labels import attach_labels, include, label, new_id, task
-from whence.workflows.compare import check_output, compare, face, free_output, load_comparison, load_policy, views, write
+from whence.workflows.compare import compare, face
+from whence.workflows.compare_labels import compare_labels, labels_compared, run_labels, write_labels
 from whence.workflows.convert import convert, formats
 from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
 from whence.workflows.locate import locate
+from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
-from whence.workflows.repro.reproducing import repro
+from whence.workflows.repro.finding import repro
+from whence.workflows.saved import check_output, free_output, load_comparison, load_policy, views, write
 from whence.workflows.tokens.tokens import first_difference, tokens
 from whence.workflows.trace import trace
 from whence.workflows.two_models import auto_diff

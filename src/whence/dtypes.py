@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from whence import dtypes
+
 Array = npt.NDArray[np.generic]
 
 
@@ -121,3 +123,15 @@ def widen(array: Array) -> Array:
     if kind.kind in ("int", "uint") and kind.bits == 64:
         return array
     return array.astype(np.float64)
+
+
+def unit_roundoff(dtype: str) -> float:
+    """Unit roundoff of a dtype by name; 0 for exact kinds and unknown names."""
+    known = dtypes.DTYPES.get(dtype)
+    return (known.unit_roundoff or 0.0) if known is not None else 0.0
+
+
+def coarser(dtype: str, other: str) -> float:
+    """Unit roundoff of the coarser of two dtypes; 0 when either is an exact kind."""
+    a, b = unit_roundoff(dtype), unit_roundoff(other)
+    return max(a, b) if a and b else 0.0

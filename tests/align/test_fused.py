@@ -11,9 +11,9 @@ import whence
 from whence import cli
 from whence.align import align
 from whence.align.calls.fused_operators import joined
-from whence.comparison.paired_runs import Read
 from whence.readers import Building, Opened, open_run
 from whence.readers.figures import described
+from whence.records.views import Read
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 

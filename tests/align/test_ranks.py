@@ -15,7 +15,8 @@ from whence.align.dims import parse
 from whence.align.ranks.join import joined
 from whence.align.ranks.shards import Level, Shard, candidates, node, part_order
 from whence.align.user_map import load
-from whence.comparison.pipeline import CompareOptions, compare_runs
+from whence.comparison.options import CompareOptions
+from whence.comparison.pipeline import compare_runs
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun
 from whence.records.marks import shown_rank

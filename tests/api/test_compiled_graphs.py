@@ -9,7 +9,8 @@ from torch import nn  # noqa: E402
 
 import whence  # noqa: E402
 from handmade import bfloat16, record  # noqa: E402
-from whence.comparison.pipeline import CompareOptions, compare_runs  # noqa: E402
+from whence.comparison.options import CompareOptions  # noqa: E402
+from whence.comparison.pipeline import compare_runs  # noqa: E402
 from whence.records import Call, MemoryRun, Operation, Program, Ref  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]

@@ -11,7 +11,7 @@ import whence
 from whence import metrics
 from whence.api import load_comparison
 from whence.errors import OutputExists, UnreadableRun, UsageError
-from whence.metrics import concentrated
+from whence.metrics import error_profile
 from whence.workflows.page.measure import page_of
 
 
@@ -102,14 +102,14 @@ def test_other_dtypes(dtype):
 
 def test_an_error_in_few_channels_is_concentrated_and_an_even_one_is_not(pair):
     heat = metrics.closely(*pair).heat
-    first, last, share = concentrated.concentrated(heat.by_channel)
+    first, last, share = error_profile.concentrated(heat.by_channel)
     assert (first, last) in {(64, 69), (64, 68), (65, 69)}
     assert share == pytest.approx(heat.by_channel[first : last + 1].sum() / heat.by_channel.sum())
-    assert concentrated.concentrated(heat.by_row) is None
-    assert concentrated.concentrated(np.ones(100)) is None
-    assert concentrated.concentrated(np.zeros(100)) is None
-    assert concentrated.concentrated(np.array([0.0, 1.0])) is None
-    assert concentrated.concentrated(np.eye(20)[7]) == (7, 7, 1.0)
+    assert error_profile.concentrated(heat.by_row) is None
+    assert error_profile.concentrated(np.ones(100)) is None
+    assert error_profile.concentrated(np.zeros(100)) is None
+    assert error_profile.concentrated(np.array([0.0, 1.0])) is None
+    assert error_profile.concentrated(np.eye(20)[7]) == (7, 7, 1.0)
 
 
 # ---- of a comparison

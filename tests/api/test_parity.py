@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whence.errors import CaptureError, OutputExists
-from whence.workflows.parity import parity
+from whence.workflows.two_models import parity
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

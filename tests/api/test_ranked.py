@@ -10,7 +10,8 @@ import pytest
 
 import whence
 from whence.align import Derived
-from whence.comparison.pipeline import CompareOptions, compare_runs
+from whence.comparison.options import CompareOptions
+from whence.comparison.pipeline import compare_runs
 from whence.comparison.verdicts.ranks import sum_in_words
 from whence.store import open_run
 

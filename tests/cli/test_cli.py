@@ -103,7 +103,7 @@ def test_no_name_of_the_package_is_a_command():
 
 
 def test_version():
-    from whence import __version__
+    from whence._version import __version__
 
     assert whence("--version").stdout == f"whence, version {__version__}\n"
 

@@ -34,7 +34,7 @@ def runs(monkeypatch, tmp_path):
             raise UnreadableRun(f"no run at {path}")
         return made[path]
 
-    monkeypatch.setattr("whence.workflows.capture.command.open_run", open_run)
+    monkeypatch.setattr("whence.readers.opening.open_run", open_run)
     monkeypatch.setattr("whence.caches.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
     monkeypatch.chdir(tmp_path)
     return tmp_path

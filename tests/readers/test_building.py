@@ -9,9 +9,9 @@ import whence
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED, Building, Opened
 from whence.readers.figures import Described, described
+from whence.readers.opening import open_to_show
 from whence.records import Statistics
 from whence.report import run as show
-from whence.workflows.capture.command import open_to_show
 
 RNG = np.random.default_rng(5)
 WEIGHTS = [RNG.standard_normal((16, 16)) / 4 for _ in range(5)]

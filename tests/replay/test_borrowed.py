@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from whence.errors import ReplayRefused  # noqa: E402
-from whence.frameworks.torch_nested import rebuilt  # noqa: E402
+from whence.frameworks.torch_trees import rebuilt  # noqa: E402
 from whence.records import Call, Ref  # noqa: E402
 from whence.replay.user_module import Borrowed, Kid, arguments  # noqa: E402
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from handmade import net
 from whence import api, report
 from whence.report import run, tables
-from whence.report.fitting import HEAD, TAIL, fitted, shortened
+from whence.report.tables import HEAD, TAIL, fitted, shortened
 
 ROWS = [("no", "name", "why"), ("1", "model.layers.11.mlp.down_proj", "it computes something else than the reference does")]
 

@@ -1,9 +1,8 @@
 """Decides from metadata who faces whom and how both reach the same axes (plan)."""
 
 from whence.align.batches import prompts
-from whence.align.batches.beside import followers
-from whence.align.batches.sequences import is_cache, is_position_or_mask, is_told_apart
-from whence.align.call_sites import NOT_SELECTED, selected, step_of
+from whence.align.batches.sequences import followers, is_cache, is_position_or_mask, is_told_apart
+from whence.align.call_sites import selected, step_of
 from whence.align.calls.compiled_graphs import cut_alike, is_compiled, is_piece, kernel
 from whence.align.calls.layout_operators import is_handed_on
 from whence.align.calls.match import MATCHES, plan
@@ -19,6 +18,7 @@ from whence.align.tensors.elements import Inner
 from whence.align.tensors.graph_modules import is_move
 from whence.align.user_map import Map
 from whence.align.user_map import load as load_map
+from whence.records.marks import NOT_SELECTED
 
 __all__ = [
     "MATCHES",

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from whence.align.call_sites import NOT_SELECTED, selected
+from whence.align.call_sites import selected
 from whence.align.calls.match import pair_of
 from whence.align.derived_run import Derived, Making
 from whence.align.dims import Unfit, names
 from whence.align.plan_editor import USER_MAP, Matching
 from whence.align.user_map import Entry, Map, compiled, filled
 from whence.records import Call, Run
+from whence.records.marks import NOT_SELECTED
 from whence.results import CallPair, Plan, SlotPair
 
 

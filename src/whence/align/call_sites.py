@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Run
-
-NOT_SELECTED = "not selected"
+from whence.records.marks import NOT_SELECTED
 
 
 class SiteKey(NamedTuple):

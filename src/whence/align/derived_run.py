@@ -5,7 +5,7 @@ What comes after alignment sees runs of one form, and need not know how they cam
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -181,3 +181,43 @@ def made_as(run: Run, record: int) -> Made | None:
             return run.made[record - first]
         run = run.base
     return None
+
+
+_ON_RANKS = " on the ranks"
+
+
+def on_ranks(words: str) -> str:
+    """The reason of a tensor that was joined of the ranks' pieces. words: how it lies on them."""
+    return f"{words}{_ON_RANKS}"
+
+
+def is_on_ranks(made: Made) -> bool:
+    """Was this tensor joined of the ranks' pieces?"""
+    return made.why.endswith(_ON_RANKS)
+
+
+def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
+    """The calls of a tree with ids in the order of ending. begun: in the order of beginning. Returns old id -> new as well."""
+    below: dict[int, list[Call]] = defaultdict(list)
+    for call in begun:
+        below[call.parent].append(call)
+    order = {call.id: k for k, call in enumerate(begun)}
+    numbers: dict[int, str] = {}
+    ends: list[Call] = []
+    todo = [(call, False) for call in reversed(below[-1])]
+    while todo:
+        call, done = todo.pop()
+        kids = below.get(call.id, [])
+        if done or not kids:
+            ends.append(call)
+            continue
+        start = numbers.get(call.id, call.number)
+        numbers.update((kid.id, f"{start}_{k}") for k, kid in enumerate(kids))
+        todo.append((call, True))
+        todo += [(kid, False) for kid in reversed(kids)]
+    at = {call.id: k for k, call in enumerate(ends)}
+    calls = [
+        msgspec.structs.replace(c, id=k, order=order[c.id], parent=at.get(c.parent, -1), number=numbers.get(c.id, c.number))
+        for k, c in enumerate(ends)
+    ]
+    return calls, at

@@ -84,3 +84,16 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "+".join(str(k) for k in value) or "none"
     return str(value)
+
+
+def observer_effects(run: Run) -> Iterator[str]:
+    """What a captured run says of how its own capture changed it: one sentence where nothing did, one for each graph that differs."""
+    none = 0
+    for note in run.notes:
+        if note.kind == "observer":
+            if note.text.startswith("observer effect: none"):
+                none += 1
+            else:
+                yield note.text
+    if none:
+        yield f"observer effect: none in {none} {'graph' if none == 1 else 'graphs'}"

@@ -13,8 +13,7 @@ from whence.align.batches import padding
 from whence.align.calls import fused_operators as apart
 from whence.align.calls import layout_operators
 from whence.align.calls.compiled_graphs import cut_alike
-from whence.align.calls.granularity import rebased
-from whence.align.calls.levels import one_level
+from whence.align.calls.granularity import one_level, rebased
 from whence.align.calls.match import plan
 from whence.align.derived_run import Derived, stated, worded
 from whence.align.layout.fused_projections import fused

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-import whence
+from whence._version import __version__
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
@@ -98,7 +98,7 @@ def _added() -> dict[str, Any]:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(whence.__version__, prog_name="whence")
+@click.version_option(__version__, prog_name="whence")
 @click.option("--debug", is_flag=True, envvar="WHENCE_DEBUG", help="Show where an unexpected error happened (also WHENCE_DEBUG=1).")
 def group(debug: bool) -> None:
     """From which operator does the error come? Compares two runs of one neural network."""

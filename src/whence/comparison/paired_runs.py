@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -15,22 +14,15 @@ from whence.comparison.prepare.masks import alike
 from whence.comparison.verdicts.declared import Declaring
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Looked, Over, Record, Run, children, marks, region
+from whence.records import Call, Record, children, marks, region
+from whence.records.views import Read
 from whence.results import CallPair, Measured, Plan, SlotPair
 
 if TYPE_CHECKING:
-    from whence.comparison.pipeline import CompareOptions
+    from whence.comparison.options import CompareOptions
     from whence.comparison.verdicts.repeated_runs import Again
 
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
-_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
-
-
-class Read(Over):
-    """A run whose calls were read once and whose records stay read: they are looked at many times."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run, list(run.calls), Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)))
 
 
 class Faces:

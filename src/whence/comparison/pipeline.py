@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -16,12 +16,12 @@ from whence.comparison.answer.origin import Tracer, flow_of
 from whence.comparison.answer.summary import Answer
 from whence.comparison.inputs.positions_masks import Otherwise
 from whence.comparison.inputs.root_inputs import FirstThings
-from whence.comparison.paired_runs import Faces, Read
+from whence.comparison.options import CompareOptions
+from whence.comparison.paired_runs import Faces
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.labels import plain as labelled_plain
 from whence.comparison.prepare.stored_precision import Computed, as_computed
 from whence.comparison.prepare.whole_model import put_together
-from whence.comparison.replays.user_model import Models
 from whence.comparison.verdicts import compiled_kernels
 from whence.comparison.verdicts.checkpoints import complete
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
@@ -36,46 +36,10 @@ from whence.comparison.verdicts.sparse_target import inside
 from whence.comparison.verdicts.status import decide
 from whence.comparison.verdicts.third_run import Third
 from whence.comparison.views.rows import viewed
-from whence.judge.policy import Policy
 from whence.readers.figures import described
 from whence.records import Run, regions
+from whence.records.views import Read
 from whence.results import Comparison
-
-
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """How two runs are compared.
-
-    replay: run the reference's programs on the target's inputs where they are usable. tier: how much is measured per pair.
-    rtol, atol: for the `close_share` column only; no verdict rests on them. allow: vendor namespaces whose operators may be
-    replayed. policy: declared differences. match: by which rules calls are paired (`align.plan`).
-    chart: who faces whom, as the user says. sample: "all" replays every call,
-    "auto" a few steps of many and what stands out. budget: seconds for all replays. threads: for measuring; None takes all cores.
-    progress: called with (done, of, what).
-    model: the user's own, for calls of the reference without a usable program. views: of other tools, by name.
-    occurrences: count the executions of each operator, also where calls are modules.
-    stated: labels face each other because the program says so, and nothing tells what lies between (`judge.stated`).
-    """
-
-    replay: bool = True
-    strict: bool = False
-    min_coverage: float = 0.9
-    tier: str = "full"
-    rtol: float = 1e-3
-    atol: float = 1e-5
-    allow: tuple[str, ...] = ()
-    threads: int | None = None
-    match: str = "auto"
-    sample: str = "auto"
-    budget: float | None = None
-    policy: Policy | None = None
-    chart: align.Map | None = None
-    model: Models | None = None
-    views: tuple[str, ...] = ()
-    stated: bool = False
-    occurrences: bool = False
-    progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
-
 
 NO_TORCH = (
     "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For replay: pip install 'whence[torch]', or "

@@ -22,7 +22,7 @@ from whence.records import Call, Note, Program, Record, Ref, Run, Step
 from whence.results import Comparison, ViewRow
 
 if TYPE_CHECKING:
-    from whence.comparison.pipeline import CompareOptions
+    from whence.comparison.options import CompareOptions
 
 _ALIKE = 0.1  # of their own spread: logits of one text are nearer to each other than this in two right runs, those of two texts are not
 _NARROW_BITS = 16

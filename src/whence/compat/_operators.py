@@ -13,8 +13,8 @@ def write(run: Path, path: Path) -> bool:
     {version, tool, framework, device, run, records: [{index, name, op, args, outputs, count, first_stack, seconds}]}; tensors {shape,
     dtype, stride, device, min, max, mean, nan, inf, record}. count: with the equal calls that were left out. Raises UnreadableRun.
     """
-    import whence
     from whence import api
+    from whence._version import __version__
     from whence.errors import UnreadableRun
 
     try:
@@ -41,7 +41,7 @@ def write(run: Path, path: Path) -> bool:
         )  # fmt: skip
     devices = sorted({record.device for record in opened.records if record.device})
     whole = {
-        "version": 1, "tool": f"whence {whence.__version__}", "framework": "torch", "device": devices[0] if devices else "cpu",
+        "version": 1, "tool": f"whence {__version__}", "framework": "torch", "device": devices[0] if devices else "cpu",
         "run": run.name, "records": records,
     }  # fmt: skip
     path.write_text(json.dumps(whole, indent=1, default=str) + "\n", encoding="utf-8")

@@ -1,12 +1,13 @@
 """Numbers -> verdicts, with the noise budget that was applied."""
 
+from whence.dtypes import coarser, unit_roundoff
 from whence.judge.activation_forms import forms_of, told_apart
 from whence.judge.composite_error import measure as whole
 from whence.judge.composite_error import steadier
-from whence.judge.error_growth import Error, Growth, below_masks, between, error_of, grow, lone_element, may_be_masked
+from whence.judge.error_growth import Error, Growth, below_masks, between, error_of, grow, judge_stated, lone_element, may_be_masked
 from whence.judge.error_patterns import Sight, sight
 from whence.judge.integer_codes import are_codes, at_boundaries, beyond_boundaries, error_of_codes
-from whence.judge.limits import LIMITS, Limits, coarser, unit_roundoff
+from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
@@ -14,7 +15,6 @@ from whence.judge.pooling import Pooled, pool
 from whence.judge.precision import partly, roundoff
 from whence.judge.replay_error import Local
 from whence.judge.replay_error import measure as local
-from whence.judge.stated import judge_stated
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
 from whence.judge.ties import Choice

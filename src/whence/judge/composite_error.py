@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from whence import dtypes
-from whence.dtypes import Array
+from whence.dtypes import Array, unit_roundoff
 from whence.judge.integer_codes import beyond_boundaries
-from whence.judge.limits import LIMITS, Limits, unit_roundoff
+from whence.judge.limits import LIMITS, Limits
 from whence.judge.replay_error import Local, comparable, flat, norm, rounded, same_sentinel, worst
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence import dtypes
-
 U32 = 2.0**-24
 
 
@@ -85,15 +83,3 @@ class Limits:
 
 
 LIMITS = Limits()
-
-
-def unit_roundoff(dtype: str) -> float:
-    """Unit roundoff of a dtype by name; 0 for exact kinds and unknown names."""
-    known = dtypes.DTYPES.get(dtype)
-    return (known.unit_roundoff or 0.0) if known is not None else 0.0
-
-
-def coarser(dtype: str, other: str) -> float:
-    """Unit roundoff of the coarser of two dtypes; 0 when either is an exact kind."""
-    a, b = unit_roundoff(dtype), unit_roundoff(other)
-    return max(a, b) if a and b else 0.0

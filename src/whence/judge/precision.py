@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from whence.judge.limits import coarser
+from whence.dtypes import coarser
 from whence.records import Record
 
 

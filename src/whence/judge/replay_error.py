@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
-from whence.dtypes import Array
+from whence.dtypes import Array, unit_roundoff
 from whence.judge.error_structure import Structure, structure, weaker, without_memory, without_own_rows
-from whence.judge.limits import LIMITS, U32, Limits, unit_roundoff
+from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]

@@ -6,9 +6,9 @@ read them (`agreement`, `distance`, `similarity`, ...). METRICS lists them all; 
 
 from __future__ import annotations
 
+from whence.metrics.accumulators import edges as histogram_edges
 from whence.metrics.custom import Custom, installed
 from whence.metrics.error_profile import Closely, Heat, closely
-from whence.metrics.histogram import edges as histogram_edges
 from whence.metrics.measure import METRICS, TIERS, measure, measure_many
 from whence.metrics.metric import Metric
 

@@ -6,6 +6,7 @@ and the metric files read columns by name. Columns are listed in `whence._kernel
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,3 +110,12 @@ def worst_channel(whole: Accumulators, errors: Floats, references: Floats) -> No
     with np.errstate(over="ignore"):
         whole.floats[0, F["channel_worst"]] = np.square(ratio[place])
     whole.ints[0, I["channel_index"]] = place
+
+
+def edges() -> tuple[float, ...]:
+    """Lower edges of the bins of `Measured.histogram`; bin k counts edges[k] <= |t - r| < edges[k + 1].
+
+    Bin 0 holds exactly zero and nothing else; bin 1 every smaller error than 2^-46; the last one everything from 2^15 up.
+    Only places where both sides are finite are counted.
+    """
+    return (0.0, math.ulp(0.0), *(2.0 ** (k - 48) for k in range(2, BINS)))

@@ -10,10 +10,11 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
 `Building` puts calls and records together; `parts` holds what several formats share.
 """
 
-from whence.readers.assembly.builder import GATHERED, LOGGED, UNORDERED, UNTOLD, WIDER, Building
-from whence.readers.formats.paddle_program import ONEDNN, TAKES
-from whence.readers.registry import Opened, Reader, known, open_run
+from whence.readers.assembly.builder import LOGGED, Building
+from whence.readers.registry import Reader, known, open_run
 from whence.readers.source import Place
+from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
+from whence.records.views import Opened
 
 __all__ = [
     "GATHERED", "LOGGED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run",

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from whence.errors import MissingDependency, UnreadableRun, WhenceError
 from whence.readers.source import Place
-from whence.records import Over, Run
+from whence.records import Run
+from whence.records.views import Opened
 
 FOLDER = Path(__file__).parent / "formats"
 GROUP = "whence.readers"
@@ -25,14 +26,6 @@ class Reader(Protocol):
 
     def sniff(self, place: Place) -> bool: ...
     def open_run(self, place: Place) -> Run: ...
-
-
-class Opened(Over):
-    """A run that a reader opened. reader: its name."""
-
-    def __init__(self, base: Run, reader: str) -> None:
-        super().__init__(base)
-        self.reader = reader
 
 
 @functools.cache

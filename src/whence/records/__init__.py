@@ -1,36 +1,11 @@
 """What a run is: calls, records, programs, regions, and the protocols `Run` and `Sink`."""
 
-from whence.records.run import (
-    MEMORY_ORDER,
-    OVERWRITTEN,
-    PATCHED,
-    PATCHED_AS,
-    Call,
-    Dumped,
-    Elements,
-    External,
-    Increment,
-    Kept,
-    Key,
-    Looked,
-    MemoryRun,
-    Note,
-    Operation,
-    Over,
-    Placement,
-    Program,
-    Record,
-    Ref,
-    Region,
-    Run,
-    RunInfo,
-    Sink,
-    Sketch,
-    Statistics,
-    Step,
-    children,
-    regions,
-)
+from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
+from whence.records.program import Operation, Program
+from whence.records.region import Region, children, regions
+from whence.records.run import Call, Key, Note, Placement, Record, Ref, Run, RunInfo, Sink, Step
+from whence.records.storage import Dumped, Elements, External, Increment, Kept, Sketch, Statistics
+from whence.records.views import Looked, MemoryRun, Over
 
 __all__ = [
     "MEMORY_ORDER",

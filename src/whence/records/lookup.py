@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from whence.display import Displayed
 from whence.errors import ElementsMissing
-from whence.records import Call
+from whence.records.run import Call
 
 _MOST = 20_000  # names that are offered
 
@@ -49,21 +50,27 @@ def _full(call: Call) -> str:
     return f"{name}/{call.op}" if call.op else name
 
 
-def rows(result: Any, name: str) -> tuple[Any, ...]:
-    """The rows of a comparison whose call has this name."""
-    found = tuple(row for row in result.rows if row.name == name)
-    if not found:
-        raise KeyError(_unknown(name, names_of(result)))
-    return found
-
-
-def names_of(result: Any) -> list[str]:
-    """Names of the calls of a comparison, those of findings first."""
-    names: Iterable[str] = (*(f.name for f in result.findings), *(row.name for row in result.rows))
-    there = {row.name for row in result.rows}
-    return [name for name in dict.fromkeys(names) if name in there]
-
-
 def _unknown(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
     return f"no {name!r} here; " + (f"nearest: {', '.join(near)}" if near else "nothing is")
+
+
+class Named(Displayed):
+    """Mix-in of a run: its calls and tensors by name."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        """`run["layers.0.mlp"]`: its calls, in order. `run["layers.0.mlp:output.0"]`: elements of the first call that kept them.
+
+        Raises KeyError with names that are near, ElementsMissing.
+        """
+        from whence.records import lookup
+
+        return lookup.of_run(self, name)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Names of calls, and of their tensors."""
+        from whence.records import lookup
+
+        return lookup.names_in(self)

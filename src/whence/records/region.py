@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from whence.records import Call, Run
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from whence.records.run import Call, Run
 
 
 def hands_on(run: Run, call: Call) -> bool:
@@ -12,3 +15,58 @@ def hands_on(run: Run, call: Call) -> bool:
     given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
     made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
     return call.kind == "operator" and bool(made) and given.issuperset(made)
+
+
+class Region(NamedTuple):
+    """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
+
+    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 = before the first child).
+    inputs: record ids that became visible at its boundary; a stretch sees those of the stretches before it in its call too.
+    outputs: what it made. An output that was already visible to the region is not one.
+    """
+
+    call: int
+    stretch: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def children(calls: Sequence[Call]) -> dict[int, list[int]]:
+    """Ids of the direct children of every call, in execution order; key -1 holds the root calls."""
+    table: dict[int, list[int]] = {}
+    for call in sorted(calls, key=lambda c: c.order):
+        table.setdefault(call.parent, []).append(call.id)
+    return table
+
+
+def regions(calls: Sequence[Call]) -> Iterator[Region]:
+    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
+
+    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs
+    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and nobody had
+    before, the stretch made. Parameters of a child are the child's.
+    """
+    below = children(calls)
+    known: set[int] = set()
+
+    def walk(call: Call) -> Iterator[Region]:
+        reads = [r.record for r in call.refs if r.slot.startswith(("input", "param"))]
+        writes = [r.record for r in call.refs if r.slot.startswith(("output", "mutated"))]
+        known.update(reads)
+        kids = below.get(call.id, [])
+        if not kids:
+            yield Region(call.id, -1, tuple(reads), tuple(writes))
+            known.update(writes)
+            return
+        fresh = dict.fromkeys(reads)
+        for place, kid in enumerate(kids):
+            child = calls[kid]
+            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
+            yield Region(call.id, place, tuple(fresh), tuple(made))
+            yield from walk(child)
+            fresh = dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated")))
+        yield Region(call.id, len(kids), tuple(fresh), tuple(dict.fromkeys(r for r in writes if r not in known)))
+        known.update(writes)
+
+    for root in below.get(-1, []):
+        yield from walk(calls[root])

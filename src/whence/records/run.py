@@ -6,25 +6,15 @@ call and the input of the next is one record with two references. Everything her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from whence.display import Named
 from whence.dtypes import Array
-from whence.errors import ElementsMissing
-
-PATCHED = "patched from "
-"""How the note of a call begins whose outputs another run's replaced on purpose."""
-PATCHED_AS = ", where it is called "
-"""How that note goes on where the other run calls it otherwise."""
-MEMORY_ORDER = "its elements may stand as a kernel library lays them out in memory"
-"""The note of a call of a dump whose outputs may not be in the order that their shape says."""
-
-OVERWRITTEN = "overwritten without being read"
-"""Why an operator's argument has no elements: what it held does not matter."""
+from whence.records.program import Program
+from whence.records.storage import Dumped, Elements, External, Sketch, Statistics
 
 
 class Key(NamedTuple):
@@ -39,75 +29,6 @@ class Key(NamedTuple):
     op: str
     occurrence: int
     slot: str
-
-
-class Statistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of one tensor, taken in float64 over its finite elements (of |z| for complex).
-
-    count: all elements. min, max, mean, std, norm: None when no element is finite. std is the population one (ddof 0);
-    norm is the 2-norm. nan, inf, zero: how many elements are NaN, +-Inf, exactly zero.
-    """
-
-    count: int
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    norm: float | None
-    nan: int
-    inf: int
-    zero: int
-
-
-class Sketch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A few numbers that do not change when the elements are permuted, to recognise a tensor under another name or layout.
-
-    checksum: 64-bit sum over the mixed bit patterns, equal for equal multisets of elements (exact).
-    abs_sum, cube_sum, fourth_sum: sums of |x|, x^3, x^4 over finite elements in float64 (approximate; survive rounding);
-    None when they overflow.
-    """
-
-    checksum: int
-    abs_sum: float | None
-    cube_sum: float | None
-    fourth_sum: float | None
-
-
-class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in", gc=False):
-    """Elements lie in a shard of this run: bytes [offset, offset + nbytes) of its data area, canonical (C) order, little endian."""
-
-    shard: int
-    offset: int
-    nbytes: int
-
-
-class Increment(msgspec.Struct, frozen=True, tag="increment", tag_field="in"):
-    """Elements are those of record `base` followed along `axis` by the elements stored at shard/offset/nbytes."""
-
-    base: int
-    axis: int
-    shard: int
-    offset: int
-    nbytes: int
-
-
-class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
-    """Elements lie byte-equal in a file of the user's (a safetensors or GGUF checkpoint); `hash` of the record guards them."""
-
-    file: str
-    offset: int
-    nbytes: int
-
-
-class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
-    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is the dump itself; a place in that file
-    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0"). stored: the dtype they lie in, "" when it is the record's."""
-
-    file: str
-    stored: str = ""
-
-
-Elements = Kept | Increment | External
 
 
 class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defaults=True):
@@ -242,65 +163,6 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
         return Key(self.rank, self.root, self.step, self.micro, self.phase, self.scope, self.op, self.occurrence, slot)
 
 
-class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One operator of a program: overload name ("aten.addmm.default") and its arguments.
-
-    Arguments are plain JSON values, lists of them, or one-key objects: {"in": k} input k of the program, {"param": slot},
-    {"op": [i, j]} output j of operation i, {"const": k} constant k, {"dtype": "float32"}, {"device": ""}, {"layout": name},
-    {"memory_format": name}, {"float": "inf" | "-inf" | "nan"}, {"complex": [re, im]}.
-    guard: for an operator that returns a Python number, the number the recording saw; replay must see the same.
-    """
-
-    name: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    guard: float | bool | None = None
-
-
-class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True):
-    """What one region ran: data, never code. Used only after it reproduced its own recorded outputs.
-
-    inputs: slots of the call that feed {"in": k}. params: slots that feed {"param": slot}.
-    constants: records of tensors made inside from Python data. outputs: (slot, operand).
-    base: the floating dtype the region worked in, "" when it met none; a replay in another precision puts that one in its place.
-    input_dtypes: by input. default_dtype: torch's default while recording. fixed: (input, axis, extent) the program only serves.
-    equal: (input, axis, input, axis) whose extents were one at recording and must be on replay. inference: recorded under
-    inference_mode, where composite operators arrive whole; grad: slots that required grad then (they choose by it).
-    notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
-
-    A call that calls others runs its own operators between them: outputs "k:input.x" are what its k-th child was given (from 0),
-    inputs "k:output.x" and "k:mutated.x" what that child left. calls: (child, how many operations run before it). same: (slot,
-    slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
-    Of a compiled graph: names: the name of the node that each operation was ("addmm_3"). scopes: path of the module that each is in.
-    picks: (name, operation, result) of nodes that pick one of several results.
-    lines: where the user's code called each operation ("file:line", "" where that is not known), () when none is; call_lines: where it
-    called each child, in the order of `calls`. Both are those of the first recording and no part of the id.
-    """
-
-    id: str
-    operations: tuple[Operation, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[tuple[str, Any], ...]
-    params: tuple[str, ...] = ()
-    constants: tuple[int, ...] = ()
-    base: str = ""
-    input_dtypes: tuple[str, ...] = ()
-    default_dtype: str = "float32"
-    fixed: tuple[tuple[int, int, int], ...] = ()
-    equal: tuple[tuple[int, int, int, int], ...] = ()
-    inference: bool = False
-    grad: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    calls: tuple[tuple[int, int], ...] = ()
-    same: tuple[tuple[str, str], ...] = ()
-    names: tuple[str, ...] = ()
-    lost: tuple[tuple[str, str], ...] = ()
-    scopes: tuple[str, ...] = ()
-    picks: tuple[tuple[str, int, int], ...] = ()
-    lines: tuple[str, ...] = ()
-    call_lines: tuple[str, ...] = ()
-
-
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
     """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error", ...), text, where."""
 
@@ -425,133 +287,3 @@ class Sink(Protocol):
     def close(self) -> None:
         """Finish cleanly: headers, index. Idempotent."""
         ...
-
-
-class MemoryRun(Named):
-    """A Run held in memory: hand-made ones in tests, small foreign dumps, results of an engine.
-
-    arrays: elements by record id; a record without an entry has none (`Record.why` says why).
-    Raises ValueError when ids are not positions or a call refers to a record that is not there.
-    """
-
-    def __init__(
-        self,
-        calls: Sequence[Call],
-        records: Sequence[Record],
-        arrays: Mapping[int, Array],
-        *,
-        path: str = "<memory>",
-        info: RunInfo | None = None,
-        programs: Mapping[str, Program] | None = None,
-        notes: Sequence[Note] = (),
-        steps: Sequence[Step] = (),
-        ended: str = "",
-    ) -> None:
-        for i, call in enumerate(calls):
-            if call.id != i:
-                raise ValueError(f"call at position {i} has id {call.id}")
-            for ref in call.refs:
-                if not 0 <= ref.record < len(records):
-                    raise ValueError(f"call {call.scope or call.root!r} refers to record {ref.record} of {len(records)}")
-        for i, record in enumerate(records):
-            if record.id != i:
-                raise ValueError(f"record at position {i} has id {record.id}")
-        self.path, self.info, self.ended = path, info or RunInfo(), ended
-        self.calls, self.records = tuple(calls), tuple(records)
-        self.programs, self.notes, self.steps = dict(programs or {}), tuple(notes), tuple(steps)
-        self._arrays = dict(arrays)
-
-    def array(self, record: int) -> Array:
-        try:
-            found = self._arrays[record]
-        except KeyError:
-            raise ElementsMissing(self.records[record].why or f"record {record}: elements were not kept") from None
-        view = found.view()
-        view.flags.writeable = False
-        return view
-
-
-class Over(Named):
-    """A Run over another one, `base`: what is not given is the other's, elements too."""
-
-    def __init__(self, base: Run, calls: Sequence[Call] | None = None, records: Sequence[Record] | None = None) -> None:
-        self.base = base
-        self.path, self.info, self.ended = base.path, base.info, base.ended
-        self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
-        self.calls: Sequence[Call] = base.calls if calls is None else calls
-        self.records: Sequence[Record] = base.records if records is None else records
-
-    def array(self, record: int) -> Array:
-        return self.base.array(record)
-
-
-class Looked(Sequence[Record]):
-    """Records that are looked up one at a time by their place, from 0 to `length`."""
-
-    def __init__(self, length: int, one: Callable[[int], Record]) -> None:
-        self._length, self._one = length, one
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self._one(i) for i in range(*at.indices(self._length))]
-        if not -self._length <= at < self._length:
-            raise IndexError(f"record {at} of {self._length}")
-        return self._one(at % self._length)
-
-
-class Region(NamedTuple):
-    """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
-
-    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 = before the first child).
-    inputs: record ids that became visible at its boundary; a stretch sees those of the stretches before it in its call too.
-    outputs: what it made. An output that was already visible to the region is not one.
-    """
-
-    call: int
-    stretch: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-def children(calls: Sequence[Call]) -> dict[int, list[int]]:
-    """Ids of the direct children of every call, in execution order; key -1 holds the root calls."""
-    table: dict[int, list[int]] = {}
-    for call in sorted(calls, key=lambda c: c.order):
-        table.setdefault(call.parent, []).append(call.id)
-    return table
-
-
-def regions(calls: Sequence[Call]) -> Iterator[Region]:
-    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
-
-    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs
-    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and nobody had
-    before, the stretch made. Parameters of a child are the child's.
-    """
-    below = children(calls)
-    known: set[int] = set()
-
-    def walk(call: Call) -> Iterator[Region]:
-        reads = [r.record for r in call.refs if r.slot.startswith(("input", "param"))]
-        writes = [r.record for r in call.refs if r.slot.startswith(("output", "mutated"))]
-        known.update(reads)
-        kids = below.get(call.id, [])
-        if not kids:
-            yield Region(call.id, -1, tuple(reads), tuple(writes))
-            known.update(writes)
-            return
-        fresh = dict.fromkeys(reads)
-        for place, kid in enumerate(kids):
-            child = calls[kid]
-            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
-            yield Region(call.id, place, tuple(fresh), tuple(made))
-            yield from walk(child)
-            fresh = dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated")))
-        yield Region(call.id, len(kids), tuple(fresh), tuple(dict.fromkeys(r for r in writes if r not in known)))
-        known.update(writes)
-
-    for root in below.get(-1, []):
-        yield from walk(calls[root])

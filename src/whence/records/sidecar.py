@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from whence.records import Call
+from whence.records.run import Call
 
 _OWN = {"refs": (), "program": "", "no_program": "", "files": {}, "aliases": (), "seconds": 0.0, "forward": -1}  # of its own run
 _decode = msgspec.json.Decoder(Call).decode

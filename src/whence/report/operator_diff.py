@@ -8,8 +8,7 @@ import math
 import re
 from typing import Any
 
-from whence.report.fitting import shortened
-from whence.report.tables import cell, clean, columns, count, number, size
+from whence.report.tables import cell, clean, columns, count, number, shortened, size
 
 SHOWN = 20
 WHY = 160  # characters of a reason

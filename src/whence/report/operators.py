@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from whence.report import tables
-from whence.report.fitting import HEAD, TAIL, shortened
+from whence.report.tables import HEAD, TAIL, shortened
 
 WHERE = 3
 CAP = 60  # characters of tensors, arguments and places in a table

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from whence import dtypes
 from whence.errors import MissingDependency
 from whence.report.answer import headline
-from whence.report.fitting import HEAD, TAIL, shortened
-from whence.report.tables import clean, count
+from whence.report.tables import HEAD, TAIL, clean, count, shortened
 from whence.results.page import Page, PageCall, PageDetail
 
 if TYPE_CHECKING:

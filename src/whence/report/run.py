@@ -24,7 +24,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Dumped, External, Increment, Kept, Record, Ref, Run, Statistics
 from whence.report import tables
-from whence.report.fitting import HEAD, TAIL
+from whence.report.tables import HEAD, TAIL
 
 EDGE = 3
 BINS = 16

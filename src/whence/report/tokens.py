@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from whence.report.fitting import HEAD, fitted
-from whence.report.tables import cell, clean, count, number
+from whence.report.tables import HEAD, cell, clean, count, fitted, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
 _LEFT = 19

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
-from whence.results import Comparison, TokenMatch
+from whence.results.comparison import Comparison
+from whence.results.tokens import TokenMatch
 
 
 class PageSide(msgspec.Struct, frozen=True, omit_defaults=True):

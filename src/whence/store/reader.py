@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from whence.display import Named
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, External, Increment, Kept, Note, Program, Record, Ref, RunInfo, Step
+from whence.records.lookup import Named
 from whence.store import index as indexes
 from whence.store import journal
 from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, load_info, load_process, process_folders, shard_name

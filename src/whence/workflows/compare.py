@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
+from whence.errors import OutputExists, UsageError
+from whence.workflows.saved import check_output, load_policy, views, write
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -69,12 +70,13 @@ def compare(
     Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
-    from whence.comparison.pipeline import CompareOptions, compare_runs
+    from whence.comparison.options import CompareOptions
+    from whence.comparison.pipeline import compare_runs
     from whence.comparison.prepare import partial_prints
     from whence.comparison.programs import programs
     from whence.comparison.replays import user_model
+    from whence.readers.opening import open_run
     from whence.workflows.capture import arrays
-    from whence.workflows.capture.command import open_run
 
     if tier not in ("core", "full"):
         raise UsageError(f"tier {tier!r}: core or full")
@@ -148,7 +150,7 @@ def face(
     from whence import align
     from whence.comparison.verdicts.sparse_target import inside
     from whence.readers.figures import described
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     opened = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
     left, right = map(described, opened)
@@ -164,74 +166,3 @@ def _check_again(reference: str | os.PathLike[str] | Run | Mapping[str, Any], ag
             isinstance(run, paths) and isinstance(reference, paths) and Path(run).resolve() == Path(reference).resolve()
         ):
             raise UsageError("again: that is the reference itself, which tells nothing about repetition; capture the program once more")
-
-
-def load_policy(path: str | os.PathLike[str]) -> Policy:
-    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the entry and the known keys."""
-    from whence.judge.policy import load
-
-    return load(path)
-
-
-def views() -> tuple[str, ...]:
-    """Names of the views that `compare` takes (docs/views.md)."""
-    from whence import report
-
-    return report.views()
-
-
-def free_output(base: str) -> Path:
-    """`base` in the current folder, or base-2, base-3 ... when it exists."""
-    path, n = Path(base), 1
-    while path.exists():
-        n += 1
-        path = Path(f"{base}-{n}")
-    return path
-
-
-def check_output(folder: Path, force: bool) -> None:
-    """Raise OutputExists when a comparison cannot go into this folder; called before anything is computed."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise OutputExists(f"cannot write a comparison to {folder}: it is a file; choose another -o")
-    if any(folder.iterdir()) and not force:
-        known = (folder / "summary.json").exists()
-        raise OutputExists(
-            f"{folder} already holds {'a comparison' if known else 'files'}; "
-            f"--force replaces {'it' if known else 'what has our names'}, or choose another -o"
-        )
-
-
-def write(result: Comparison, folder: Path) -> None:
-    """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
-    from whence import report
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("summary.json", report.summary(result)),
-            ("report.csv", report.table_csv(result)),
-            ("report.json", report.everything_json(result)),
-            *((("generation.csv", report.generation_csv(result)),) if result.generation is not None else ()),
-            *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
-        ):
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o") from error
-
-
-def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """A comparison written before (its folder or its report.json). Raises UnreadableRun."""
-    import msgspec
-
-    from whence.results import Comparison
-
-    place = Path(path)
-    file = place / "report.json" if place.is_dir() else place
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Comparison)
-    except OSError as error:
-        raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error

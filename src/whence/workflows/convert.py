@@ -40,7 +40,7 @@ def convert(
     Raises UsageError when there is nothing to write, UnreadableRun, OutputExists, StoreFailed, MissingDependency.
     """
     from whence import writers
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     writer = writers.named(to)
     final = Path(os.fspath(destination))

@@ -89,7 +89,7 @@ class _Doctor:
 
     def result(self, faults: int, seed: int) -> Checkup:
         from whence.instrument.launch import launcher
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         self.tell("running it without a capture")
         bare = self.subject.bare()
@@ -149,7 +149,7 @@ class _Doctor:
         return out, notes
 
     def _one(self, kind: str, call: Call, number: int) -> PlantedFault:
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         path = self.place / f"fault-{number:02d}-{kind}"
         self.subject.capture(path, **self.options, inject=f"{kind}@{call.root}/{call.scope}")

@@ -59,9 +59,9 @@ def _sides(
     reference: str | os.PathLike[str] | Comparison, target: str | os.PathLike[str] | None, command: Sequence[str] | None, model: Any,
     use: Callable[[Any], Any] | None,
 ) -> tuple[str, str | None, Subject]:  # fmt: skip
-    from whence.workflows.capture.command import open_run
-    from whence.workflows.compare import load_comparison
+    from whence.readers.opening import open_run
     from whence.workflows.rerun import Command, Program, recorded
+    from whence.workflows.saved import load_comparison
 
     compared = reference if isinstance(reference, Comparison) else None
     left = "the last comparison" if isinstance(reference, Comparison) else os.fspath(reference)
@@ -85,7 +85,7 @@ def _sides(
 
 class _Locating:
     def __init__(self, reference: str, target: str | None, subject: Subject, place: Path, kept: bool, seed: int | None, tell: Tell) -> None:
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         self.reference, self.target, self.subject, self.place, self.tell = reference, target, subject, place, tell
         self.kept, self.runs = kept, 0
@@ -404,7 +404,7 @@ def _names(result: Comparison) -> tuple[str, ...]:
 
 
 def _open(path: str | Path) -> Run:
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     return open_run(str(path))
 

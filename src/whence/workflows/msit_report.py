@@ -58,7 +58,7 @@ def cmp_report(
 
 def _kind(path: str) -> str:
     """What the tool calls this kind of dump."""
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     info = open_run(path).info
     if info.options.get("level") == "graph":
@@ -68,11 +68,13 @@ def _kind(path: str) -> str:
 
 def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     """The rows of captures of logits alone, which `compare` judges token by token and without views."""
-    from whence.comparison.paired_runs import Faces, Read
-    from whence.comparison.pipeline import CompareOptions, brought_face_to_face
+    from whence.comparison.options import CompareOptions
+    from whence.comparison.paired_runs import Faces
+    from whence.comparison.pipeline import brought_face_to_face
     from whence.comparison.verdicts.repeated_runs import Again
     from whence.comparison.views.rows import viewed
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
+    from whence.records.views import Read
 
     def tell(done: int, of: int, what: str) -> None:
         """Two dumps of logits are soon read."""
@@ -107,8 +109,8 @@ def _levelled(
 def _tokens(golden: str, mine: str, progress: Callable[[int, int, str], None] | None) -> tuple[Comparison, Sequence[ViewRow]]:
     """One row for each token. The answer is that of the two dumps where these can be compared otherwise, else that of the logits alone."""
     from whence.comparison import token_logits
-    from whence.comparison.pipeline import CompareOptions
-    from whence.workflows.capture.command import open_run
+    from whence.comparison.options import CompareOptions
+    from whence.readers.opening import open_run
     from whence.workflows.compare import compare
 
     reference, target = open_run(golden), open_run(mine)

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import align
-from whence.comparison.pipeline import CompareOptions, brought_face_to_face
+from whence.comparison.options import CompareOptions
+from whence.comparison.pipeline import brought_face_to_face
 from whence.comparison.prepare import partial_prints
 from whence.comparison.prepare.labels import plain
 from whence.comparison.programs import programs
 from whence.errors import UnreadableRun
+from whence.readers.opening import open_run
 from whence.records import Run
 from whence.results import Comparison
-from whence.workflows.capture.command import open_run
-from whence.workflows.compare import load_policy
+from whence.workflows.saved import load_policy
 
 if TYPE_CHECKING:
     from whence.comparison.replays.user_model import Models

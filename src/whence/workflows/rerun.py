@@ -254,7 +254,7 @@ def _same_versions(command: Command, info: Any, path: str) -> None:
 
 
 def _holds_calls(path: Path) -> bool:
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     try:
         return any(call.refs for call in open_run(str(path)).calls)

@@ -27,9 +27,9 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     from whence.comparison.answer.origin import Tracer, flow_of
     from whence.comparison.programs import programs
     from whence.readers.figures import described
+    from whence.readers.opening import open_run
     from whence.results import Comparison
-    from whence.workflows.capture.command import open_run
-    from whence.workflows.compare import load_comparison
+    from whence.workflows.saved import load_comparison
 
     result = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
     if not tensor and result.origin is not None:

@@ -47,7 +47,8 @@ def watch(
     every: seconds between two looks. output: a folder that holds the comparison made last. tell: called with what is waited for.
     how: arguments of `compare`. Raises what `compare` raises.
     """
-    from whence.workflows.compare import check_output, compare
+    from whence.workflows.compare import compare
+    from whence.workflows.saved import check_output
 
     if output is not None:
         check_output(Path(output), force)
@@ -73,10 +74,10 @@ def watch(
 
 
 def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Look | None:
-    from whence.workflows.capture import command as runs
+    from whence.readers import opening
 
     try:
-        run = runs.open_run(os.fspath(path))
+        run = opening.open_run(os.fspath(path))
     except UnreadableRun as error:
         if Path(path).exists() and not _unborn(path):
             raise

@@ -23,8 +23,8 @@ def map_weights(
     from whence import align
     from whence.comparison.verdicts.sparse_target import inside
     from whence.readers.figures import described
+    from whence.readers.opening import open_run
     from whence.results import FacedWeight, WeightMap
-    from whence.workflows.capture.command import open_run
 
     opened = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
     left, right = map(described, opened)

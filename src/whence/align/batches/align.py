@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from whence.align.batches.beside import followers
 from whence.align.batches.gather import Gathering, ends, shapes_of
-from whence.align.batches.sequences import Asked, Fed, Match, Piece, asked, fed, matched, same_batches
+from whence.align.batches.sequences import Asked, Fed, Match, Piece, asked, fed, followers, matched, same_batches
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import Making
 from whence.records import Call, Run, marks

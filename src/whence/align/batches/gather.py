@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from whence.align.batches.beside import followers
 from whence.align.batches.positions import WITH_PLAIN
-from whence.align.batches.sequences import Fed, Piece, is_cache, is_position
+from whence.align.batches.sequences import Fed, Piece, followers, is_cache, is_position
 from whence.align.derived_run import Making
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.module_names import normal_scope

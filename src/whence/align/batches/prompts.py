@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from whence import dtypes
-from whence.align.batches.beside import followers
 from whence.align.batches.fixed_length import unpadded
-from whence.align.batches.sequences import Asked, Fed, asked, fed
-from whence.align.call_sites import NOT_SELECTED
+from whence.align.batches.sequences import Asked, Fed, asked, fed, followers
 from whence.align.environment import settings_of
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
+from whence.records.marks import NOT_SELECTED
 
 
 class Scored(NamedTuple):

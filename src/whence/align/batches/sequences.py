@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -425,3 +425,22 @@ def _shared(one: tuple[object, ...], other: tuple[object, ...]) -> int:
             break
         n += 1
     return n
+
+
+def followers(calls: Iterable[Call]) -> dict[int, int]:
+    """Outermost calls of a module of a root -> the root's own call that they follow, by id.
+
+    A module that is called before the root ever was (an encoder) is a root of its own.
+    """
+    out: dict[int, int] = {}
+    latest: dict[tuple[object, ...], int] = {}
+    ahead: set[tuple[object, ...]] = set()
+    for call in sorted((c for c in calls if c.parent == -1), key=lambda c: c.order):
+        root = call.rank, call.root, call.phase
+        if not call.scope:
+            latest[root] = call.id
+        elif root not in latest:
+            ahead.add((*root, call.scope))
+        elif (*root, call.scope) not in ahead:
+            out[call.id] = latest[root]
+    return out

@@ -7,15 +7,17 @@ with which output.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
-from collections.abc import Hashable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from whence.align.call_sites import Sites
+from whence.align.call_sites import Sites, selected
 from whence.align.calls import sequence_alignment
 from whence.align.calls.site_pairing import EXACT, ORDER, Pairing
-from whence.records import children
+from whence.align.module_names import family
+from whence.errors import UsageError
+from whence.records import Call, Run, children
 
 Pairs = dict[int, tuple[int, str, str]]
 _NEIGHBOUR = 2.0
@@ -105,3 +107,93 @@ def _table(
             end = (np.array([o[place] for o in ours]) == -1)[:, None] & (there == -1)
             table = table + _NEIGHBOUR * ((across == there) | end)
     return table
+
+
+def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
+    """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or output shapes, or the counts."""
+    left, right = (sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target))
+    for line, (a, b) in enumerate(zip(left, right)):
+        why = _disagree(a, b, reference, target)
+        if why:
+            counts = "" if len(left) == len(right) else f" ({len(left)} calls against {len(right)})"
+            raise UsageError(
+                f"match order: line {line} disagrees{counts}: reference {_name(a)} {_few(_shapes(a, reference))}, "
+                f"target {_name(b)} {_few(_shapes(b, target))}: {why}; match auto aligns runs with inserted or removed calls"
+            )
+    if len(left) != len(right):
+        side, run, rest = ("reference", reference, left[len(right) :]) if len(left) > len(right) else ("target", target, right[len(left) :])
+        raise UsageError(
+            f"match order: {len(left)} calls against {len(right)}; only {side} has {_name(rest[0])} {_few(_shapes(rest[0], run))} at line "
+            f"{min(len(left), len(right))}; match auto aligns runs with inserted or removed calls"
+        )
+    return list(zip(left, right))
+
+
+def _disagree(a: Call, b: Call, reference: Run, target: Run) -> str:
+    if a.kind != b.kind or a.phase != b.phase:
+        return f"{a.phase} {a.kind} against {b.phase} {b.kind}"
+    one, two = family(a.op_type), family(b.op_type)
+    if one and two and one != two:
+        return "another kind of operator"
+    return "other output shapes" if _shapes(a, reference) != _shapes(b, target) else ""
+
+
+def _name(call: Call) -> str:
+    name = ".".join(p for p in (call.scope, call.op) if p) or call.root
+    return f"{name} ({call.op_type})" if call.op_type else name
+
+
+def _shapes(call: Call, run: Run) -> str:
+    shapes = [run.records[r.record].shape for r in call.slots("output")]
+    return " ".join(f"[{', '.join(map(str, s))}]" for s in shapes) or "without output"
+
+
+def _few(shapes: str) -> str:
+    found = shapes.split("] ")
+    return shapes if len(found) <= 3 else "] ".join(found[:3]) + f"] and {len(found) - 3} more"
+
+
+def counted(at: Pairing) -> None:
+    """Operators below paired parents, where a name is called more often on one side: aligned as one sequence, counters given up.
+
+    One call more shifts every later call of that name against the other run, and with it what stands beside them; only the whole
+    sequence (kinds, shapes, parameters, outputs) shows where it came in.
+    """
+    for site, other in [(-1, -1), *((s, f.other) for s, f in list(at.face.items()))]:
+        ours, theirs = _operators(at.left, at.left.kids.get(site, ())), _operators(at.right, at.right.kids.get(other, ()))
+        for lane in dict.fromkeys(at.lane(at.left, s) for s in ours):
+            mine = [s for s in ours if at.lane(at.left, s) == lane]
+            his = [o for o in theirs if at.lane(at.right, o) == lane]
+            if _shifted(at, mine, his):
+                _sequence(at, mine, his)
+
+
+def _operators(sites: Sites, kids: Sequence[int]) -> list[int]:
+    return [s for s in kids if sites.first[s].kind == "operator" and s not in sites.kids]
+
+
+def _shifted(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Is a name that is called several times called more often on one side?"""
+    ours, others = (Counter(_counted_as(sites, s) for s in found) for sites, found in ((at.left, mine), (at.right, theirs)))
+    return any(n != others[name] and max(n, others[name]) > 1 for name, n in ours.items() if name in others)
+
+
+def _counted_as(sites: Sites, site: int) -> Hashable:
+    key = sites.keys[site]
+    return key.scope, key.op
+
+
+def _sequence(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
+    for site in mine:
+        at.part(site)
+        at.counted.add(site)
+    for other in theirs:
+        if other in at.back:
+            at.part(at.back[other])
+    found = sequence_alignment.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
+    for i, j, _ in found.pairs:
+        a, b = at.left.keys[mine[i]], at.right.keys[theirs[j]]
+        moved = "" if a.occurrence == b.occurrence else f"call {a.occurrence} of its name against call {b.occurrence}"
+        at.pair(mine[i], theirs[j], ORDER, ", ".join(filter(None, (moved, at.why(mine[i], theirs[j])))))
+    for i, others in found.doubtful:
+        at.doubtful[mine[i]] = [theirs[j] for j in others]

@@ -16,8 +16,7 @@ import msgspec
 
 from whence import dtypes
 from whence.align.call_sites import match_roots
-from whence.align.calls.fused_operators import renumbered
-from whence.align.derived_run import Derived
+from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Program, Ref, Run, children
 
 _NODE = "node "

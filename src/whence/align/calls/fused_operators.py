@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from whence.align.call_sites import NOT_SELECTED, match_roots, selected
-from whence.align.derived_run import Derived
+from whence.align.call_sites import match_roots, selected
+from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
+from whence.records.marks import NOT_SELECTED
 
 RULE = "original operators"
 _MOST = 256  # members of one group; more are not joined
@@ -250,33 +251,6 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
 
 def _kind(ref: Ref) -> str:
     return ref.slot.partition(".")[0]
-
-
-def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
-    """The calls of a tree with ids in the order of ending. begun: in the order of beginning. Returns old id -> new as well."""
-    below: dict[int, list[Call]] = defaultdict(list)
-    for call in begun:
-        below[call.parent].append(call)
-    order = {call.id: k for k, call in enumerate(begun)}
-    numbers: dict[int, str] = {}
-    ends: list[Call] = []
-    todo = [(call, False) for call in reversed(below[-1])]
-    while todo:
-        call, done = todo.pop()
-        kids = below.get(call.id, [])
-        if done or not kids:
-            ends.append(call)
-            continue
-        start = numbers.get(call.id, call.number)
-        numbers.update((kid.id, f"{start}_{k}") for k, kid in enumerate(kids))
-        todo.append((call, True))
-        todo += [(kid, False) for kid in reversed(kids)]
-    at = {call.id: k for k, call in enumerate(ends)}
-    calls = [
-        msgspec.structs.replace(c, id=k, order=order[c.id], parent=at.get(c.parent, -1), number=numbers.get(c.id, c.number))
-        for k, c in enumerate(ends)
-    ]
-    return calls, at
 
 
 def _called(names: Sequence[str]) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Hashable
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.fitting import fitted
-from whence.align.calls.fused_operators import Fused, renumbered
-from whence.align.derived_run import Derived
+from whence.align.calls.fused_operators import Fused
+from whence.align.calls.tensor_slots import fitted
+from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref
 
 _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})

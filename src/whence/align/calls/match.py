@@ -17,14 +17,11 @@ from whence.align.calls.by_content import same_content
 from whence.align.calls.by_dataflow import between_partners
 from whence.align.calls.by_index import shifted
 from whence.align.calls.by_name import exact, normalised, spelt_alike
-from whence.align.calls.by_order import realign
+from whence.align.calls.by_order import counted, line_by_line, realign
 from whence.align.calls.by_structure import containers, learn, leaves, structure
-from whence.align.calls.counting import counted
-from whence.align.calls.fitting import fitted
 from whence.align.calls.fused_operators import RULE
-from whence.align.calls.lines import line_by_line
 from whence.align.calls.site_pairing import Pairing
-from whence.align.calls.tensor_slots import face
+from whence.align.calls.tensor_slots import face, fitted
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan

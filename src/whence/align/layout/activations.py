@@ -11,9 +11,8 @@ import numpy as np
 from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout import permutations
-from whence.align.layout.axes import X, applied, candidates, turned
+from whence.align.layout.axes import X, applied, candidates, in_memory, turned
 from whence.align.layout.consumers import used_so
-from whence.align.layout.devices import in_memory
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
 from whence.align.layout.layout_state import Face, Family, Laying
 from whence.align.plan_editor import spread

@@ -214,3 +214,27 @@ def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
             for inner in ("(h i two) -> {0} (h two i)", "(h two i) -> {0} (h i two)"):
                 pattern = " ".join(f"{front} {inner.format(front)}".split())
                 yield ex.Rearrange(node, pattern, (("i", width // 2), ("two", 2)))
+
+
+_BLOCKS = (16, 8, 4)  # channels in one
+
+_SPACE = "hwd"  # axes behind the channels
+
+
+def in_memory(shape: Shape, *, undo: bool) -> Iterator[ex.Node]:
+    """Expressions over x between elements in the order of memory and (batch, channels, space ...). undo: from the former to the latter.
+
+    Of channels that fill no whole block only a part is there: none of these brings that back.
+    """
+    space = shape[2:]
+    if not 1 <= len(space) <= len(_SPACE):
+        return
+    words, sizes = " ".join(_SPACE[: len(space)]), tuple(zip(_SPACE, space))
+    blocks = (block for block in _BLOCKS if shape[1] % block == 0 and shape[1] > block)
+    laid = [(f"{words} c", "c", sizes), *((f"g {words} c", "(g c)", (*sizes, ("c", block))) for block in blocks)]
+    for memory, channels, lengths in laid:
+        if undo:
+            yield ex.Rearrange(ex.Rearrange(X, f"n c {words} -> n (c {words})"), f"n ({memory}) -> n {channels} {words}", lengths)
+        else:
+            flat = ex.Rearrange(X, f"n {channels} {words} -> n ({memory})", lengths)
+            yield ex.Rearrange(flat, f"n (c {words}) -> n c {words}", sizes)

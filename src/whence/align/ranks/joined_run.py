@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from whence.align import derived_run
 from whence.align.derived_run import Making
 from whence.align.dims import Unfit
 from whence.align.ranks import shards
@@ -76,7 +77,7 @@ def _joined(at: Joining, side: Side, making: Making, ranks: Sequence[int], recor
     node = shards.node(layout, [side.run.records[r].shape for r in records], ranks.index(shown) if shown in ranks else 0)
     expression, bound = shards.bound_to(node, records)
     try:
-        return making.add(expression, bound, marks.on_ranks(shards.words(layout)))
+        return making.add(expression, bound, derived_run.on_ranks(shards.words(layout)))
     except Unfit as error:  # ranks of different dtypes
         at.notes.append(f"{side.name}: {error}; rank {ranks[0]}'s is shown")
         return records[0]

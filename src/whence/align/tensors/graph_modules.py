@@ -15,8 +15,7 @@ import msgspec
 
 from whence.align import dims as ex
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.fused_operators import renumbered
-from whence.align.derived_run import Derived, Making
+from whence.align.derived_run import Derived, Making, renumbered
 from whence.align.layout import axes
 from whence.align.tensors.candidates import Partners, split
 from whence.align.tensors.elements import Elements, Inner, Inside, Place, Tap

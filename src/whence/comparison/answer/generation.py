@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from whence import __version__, align
+from whence import align
+from whence._version import __version__
 from whence.align import prompts as sequences
 from whence.align.batches.prompts import Prompt
 from whence.comparison.verdicts.status import decide
+from whence.dtypes import unit_roundoff
 from whence.errors import ElementsMissing
 from whence.judge import token_flips as choice
-from whence.judge.limits import U32, unit_roundoff
+from whence.judge.limits import U32
 from whence.metrics.logits import LogitFigures, of_token
 from whence.records import Call, Run
 from whence.results import Comparison, Coverage, Finding, Generation, Plan, Prompted, Token
 
 if TYPE_CHECKING:
-    from whence.comparison.pipeline import CompareOptions
+    from whence.comparison.options import CompareOptions
 
 _TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
 _FAULTY = ("introduced", "param-diff", "structural", "precision")

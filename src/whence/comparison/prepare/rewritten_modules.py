@@ -21,8 +21,8 @@ from whence.replay.composed import compose
 from whence.results import Plan, Verdict
 
 if TYPE_CHECKING:
+    from whence.comparison.options import CompareOptions
     from whence.comparison.paired_runs import Faces
-    from whence.comparison.pipeline import CompareOptions
 
 REWRITTEN = "its operators are judged together"
 """The note of a call that stands for operators that the other run has otherwise."""

@@ -16,8 +16,8 @@ import numpy as np
 from whence.errors import ElementsMissing, UnreadableRun, UsageError
 from whence.frameworks import host
 from whence.readers import GATHERED, ONEDNN, TAKES
+from whence.readers.opening import open_run
 from whence.records import Call, Ref, Run
-from whence.workflows.capture.command import open_run
 
 _WORK = 40_000_000  # steps of the search for a common subsequence
 _LONGEST = 60  # characters of an attribute

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from whence import __version__, align
+from whence import align
+from whence._version import __version__
 from whence.comparison.programs.paddle_attributes import with_programs
 from whence.comparison.programs.program_diff import EQUAL, Difference, face, operators, weights_beside, weights_seen
 from whence.comparison.programs.program_order import in_order, taking
@@ -136,7 +137,7 @@ def laid(reference: Run, target: Run, given: Sequence[Run]) -> tuple[Run, Run, P
 
 def own(run: Run) -> dict[str, Run]:
     """The programs that a capture of Paddle saved with its run, by root: what a predictor ran, after passes."""
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     named = {root: Path(run.path) / str(s["program"]) for root, s in align.settings_of(run).items() if s.get("program")}
     return {root: open_run(str(file)) for root, file in named.items() if file.is_file()}

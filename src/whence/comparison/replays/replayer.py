@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from whence.comparison.prepare.masks import Alike
 from whence.comparison.replays.call_tree import Chain, perturbed
 from whence.comparison.replays.program_difference import Parting, first_parting, only_operator, other_function, written_anew
 from whence.comparison.replays.program_difference import difference as program_difference
+from whence.comparison.replays.semantics import PLAIN, Cause, Replayed, Semantics
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
 from whence.comparison.replays.tied_choices import I64, Choosing, Figures, run_options, settled
-from whence.comparison.verdicts.declared import PLAIN, Semantics
 from whence.comparison.verdicts.source_lines import of_operation
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -41,42 +40,6 @@ _DRAWS = 8  # of inputs a rounding apart, to see which values lie at the boundar
 _REPLICAS = 3  # noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)
 
 Slots = Callable[[str], SlotPair | None]
-
-
-@dataclass(slots=True)
-class Replayed:
-    """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
-
-    inside: how many calls without a partner ran as part of it; ran: which. broken: the target agrees with the reference's program
-    and what the reference recorded does not, by so many times what rounding explains. assumed: output slot -> an input of it that the
-    target does not show, where it shows none of them. quick: nothing came near a limit even with the least noise there can be, so the
-    working replay was spared. misrouted: outputs of another extent than the reference's operators give them, in sentences, where no
-    tie explains that.
-    """
-
-    local: dict[str, judge.Local] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    inside: int = 0
-    ran: list[Call] = field(default_factory=list)
-    broken: float = 0.0
-    assumed: dict[str, str] = field(default_factory=dict)
-    quick: bool = False
-    misrouted: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def why(self) -> str:
-        """The first reason why something could not be replayed, "" when all was."""
-        return next(iter(self.refused.values()), "")
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator inside it, and where it is called."""
-
-    cause: str = ""
-    words: str = ""
-    operator: str = ""
-    source: str = ""
 
 
 class _Params:

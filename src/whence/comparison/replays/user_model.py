@@ -73,7 +73,7 @@ class Models:
         self, call: Call, kids: Sequence[Call], known: Known, arrays: Callable[[Call], Mapping[str, Array]],
         grad: str, name: str,
     ) -> Any:  # fmt: skip
-        from whence.frameworks.torch_nested import rebuilt
+        from whence.frameworks.torch_trees import rebuilt
         from whence.replay.user_module import Borrowed, Kid
 
         if call.error:
@@ -96,7 +96,7 @@ class Models:
 
     def _what_returns(self, kid: Call, module: Any, arrays: Callable[[Call], Mapping[str, Array]], left: tuple[str, ...]) -> Any:
         """Something of the form that a module returns: slots do not tell a tensor from a tuple of one. It is run once to see it."""
-        from whence.frameworks.torch_nested import rebuilt
+        from whence.frameworks.torch_trees import rebuilt
         from whence.replay.user_module import form_of
 
         key = (kid.scope, left)

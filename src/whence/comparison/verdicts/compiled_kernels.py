@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.comparison.paired_runs import Faces, Read
+from whence.comparison.paired_runs import Faces
 from whence.comparison.replays.replayer import Replayer, own_score
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
@@ -20,6 +20,7 @@ from whence.comparison.verdicts.regions import Judging
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
+from whence.records.views import Read
 from whence.results import CallPair, Verdict
 
 _MOST = 256  # kernels that are run twice more, to see which roundings they leave out

@@ -11,14 +11,14 @@ import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from whence import align, dtypes, judge
+from whence.comparison.replays.semantics import PLAIN, Quantise, Semantics, _worst_share
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import quantised_weights
@@ -28,12 +28,10 @@ from whence.replay import declared_semantics as semantics_of
 from whence.results import Declared, Plan, SlotPair, Verdict
 
 if TYPE_CHECKING:
-    from whence.comparison.replays.replayer import Replayed
+    from whence.comparison.replays.semantics import Replayed
 
-F64 = npt.NDArray[np.float64]
 _PASSES = ("identical", "noise", "inherited", "amplified")
 _IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
-_MOST_TIES = 3  # in one row; more are met where codes are computed in 16 bits, and not all tried
 _HELD = 4  # weights taken apart, kept for the other calls of the same module
 _INPUT_SCALES = ("input_scale", "act_scale", "activation_scale", "x_scale", "scale_x")
 # What is tried, in this order, when a target's quantised layers were not declared.
@@ -46,87 +44,6 @@ _DYNAMIC = (
 )
 
 
-Quantise = Callable[[Array, tuple[int, ...]], tuple[Array, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Semantics:
-    """What one replay does otherwise than the reference's program says. name: "" for nothing but the stand-ins of `params`.
-
-    params: by slot, values used instead of the reference's, float64. quantise: (x, flips) -> the activation's values with these ties
-    rounded the other way, and how many ties a row has. program: the program to run. size_only: rounding may happen elsewhere, so the
-    pattern of the error says nothing. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot) -> the entry that
-    bounds the error there.
-    """
-
-    name: str = ""
-    params: Mapping[str, Array] = field(default_factory=dict)
-    quantise: Quantise | None = None
-    program: Program | None = None
-    size_only: bool = False
-    keep: Callable[[str, tuple[int, ...]], Array | None] | None = None
-    tolerance: Callable[[str], Entry | None] | None = None
-
-    def run(
-        self,
-        run: Callable[[Mapping[str, Array]], dict[str, Array]],
-        arrays: Mapping[str, Array],
-        working: str,
-        produced: Mapping[str, Array],
-    ) -> dict[str, Array]:
-        """What `run` makes of these inputs, the first floating one quantised if activations are.
-
-        A code that lies on a tie may be rounded either way, and one step of it moves a whole row of the output: of the ways a row can
-        have come about, the one nearest to what the target produced counts.
-        """
-        if self.quantise is None:
-            return run(arrays)
-        first = next((s for s, a in arrays.items() if dtypes.of(a).is_floating), None)
-        if first is None:
-            raise ReplayRefused("it has no floating input whose activations could be quantised")
-        kind = _numpy(working, arrays[first])
-        values, ties = self.quantise(arrays[first], ())
-        made = run({**arrays, first: values.astype(kind)})
-        for flips in _subsets(min(ties, _MOST_TIES)):
-            other = run({**arrays, first: self.quantise(arrays[first], flips)[0].astype(kind)})
-            made = {slot: _nearer(made[slot], other[slot], produced[slot]) if slot in produced else made[slot] for slot in made}
-        return made
-
-    def param(self, slot: str, working: str, recorded: str) -> Array:
-        """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the reference has it in."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.params[slot].astype(dtypes.named(recorded if working == "recorded" else working).numpy)
-
-    def measure(
-        self, slot: str, produced: Array, wide: Array, working: Array, *, terms: int, reference: Array | None,
-        reference_wide: Array | None, spread: Array | None, written_out: bool = False,
-    ) -> judge.Local:  # fmt: skip
-        """`judge.local`, with masked elements left out and a declared tolerance in the place of the noise floor."""
-        keep = self.keep(slot, produced.shape) if self.keep is not None else None
-        if keep is not None:
-
-            def shown(array: Array) -> Array:
-                return np.where(keep, array, array.dtype.type(0))
-
-            produced, wide, working = shown(produced), shown(wide), shown(working)
-            reference = shown(reference) if reference is not None and reference.shape == keep.shape else None
-            reference_wide = shown(reference_wide) if reference_wide is not None and reference is not None else None
-        local = judge.local(
-            produced, wide, working, reduction_length=terms, reference=reference, reference_wide=reference_wide, spread=spread,
-            written_out=written_out,
-        )  # fmt: skip
-        entry = self.tolerance(slot) if self.tolerance is not None else None
-        if entry is None and self.size_only and math.isfinite(local.score):
-            parts = local.parts()
-            return dataclasses.replace(local, score=max(parts["rho"], parts["z"]))
-        if entry is None:
-            return local
-        return dataclasses.replace(local, score=_tolerance_score(entry, produced, wide, local))
-
-
-PLAIN = Semantics()
-
-
 @dataclass(frozen=True, slots=True)
 class Replaying:
     """Replays of one paired call. figures: under some semantics. cause: of flagged outputs, in one word. wide: outputs of a program
@@ -136,27 +53,6 @@ class Replaying:
     figures: Callable[[Semantics], Replayed]
     cause: Callable[[Sequence[str]], str]
     wide: Callable[[Program], Mapping[str, Array]]
-
-
-def _numpy(working: str, like: Array) -> Any:
-    return like.dtype if working == "recorded" else dtypes.named(working).numpy
-
-
-def _tolerance_score(entry: Entry, produced: Array, wide: Array, local: judge.Local) -> float:
-    """The error in units of what is declared: relative 2-norm, or the worst |y - r| / (atol + rtol |r|)."""
-    if local.mismatch or local.integer_mismatch:
-        return math.inf
-    if entry.rel_l2 is not None:
-        return local.error_rel / entry.rel_l2 if entry.rel_l2 > 0 else (0.0 if local.error_rel == 0 else math.inf)
-    y, r = produced.astype(np.float64), wide.astype(np.float64)
-    return _worst_share(np.abs(y - r), np.abs(r), entry)
-
-
-def _worst_share(error: F64, size: F64, entry: Entry) -> float:
-    allowed = entry.atol + entry.rtol * size
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(error == 0, 0.0, error / allowed)
-    return float(np.nanmax(share, initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -716,21 +612,6 @@ def _quantiser(grid: semantics_of.Grid, scale: Array | None, inner: bool) -> Qua
     return quantise
 
 
-def _subsets(ties: int) -> Iterable[tuple[int, ...]]:
-    """Every choice of ties to round the other way, but none."""
-    return (c for n in range(1, ties + 1) for c in itertools.combinations(range(ties), n))
-
-
-def _nearer(one: Array, other: Array, produced: Array) -> Array:
-    """Row by row (vectors along the last axis), whichever is nearer to what was produced."""
-    if one.shape != produced.shape or one.ndim == 0 or not dtypes.of(one).is_floating:
-        return one
-    y = produced.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        a, b = (np.square(x.astype(np.float64) - y).sum(-1, keepdims=True) for x in (one, other))
-        return np.where(b < a, other, one)
-
-
 def _grids(scheme: Scheme) -> list[semantics_of.Grid]:
     spans = ("narrow", "full") if scheme.symmetric and scheme.format == "int" else ("narrow",)
     return [semantics_of.Grid(scheme.bits, scheme.per, scheme.axis, scheme.group, scheme.symmetric, scheme.format, s) for s in spans]
@@ -801,3 +682,43 @@ def _scheme(scheme: Scheme) -> str:
     parts += ["symmetric: false"] if not scheme.symmetric else []
     parts += ["rounding: free"] if scheme.rounding == "free" else []
     return f"{{{', '.join(parts)}}}"
+
+
+class Tolerated:
+    """Applies `tolerance` entries; what else can be declared is of calls, which such tensors have none of."""
+
+    def __init__(self, declaring: Declaring) -> None:
+        self._declaring = declaring
+
+    def entry(self, slot: SlotPair, call: Call, label: Call) -> Entry | None:
+        """The last entry that speaks of a tensor, as `call` of the reference or `label` of the target has it."""
+        policy = self._declaring.policy
+        pairs = [(call, label), (label, call)]
+        found = (policy.of(a.scope, (a.op_type, b.op_type)).get("tolerance") for a, b in pairs)
+        fits = (e for e in found if e is not None and (e.covers_slot(slot.reference_slot) or e.covers_slot(slot.target_slot)))
+        entry = max(fits, key=lambda e: e.number, default=None)
+        if entry is not None:
+            self._declaring.looked(entry)
+        return entry
+
+    def declared(self, verdict: Verdict, entry: Entry, call: Call, error: float | None) -> Verdict:
+        """The verdict of a tensor whose error the entry allows. error: relative 2-norm."""
+        sentence = f"{entry}; {verdict.sentence}"
+        self._declaring.met(entry, call, error)
+        return msgspec.structs.replace(verdict, verdict="declared", confidence="", cause="", score=None, sentence=sentence)
+
+
+def allows(entry: Entry, made: Array, right: Array) -> bool:
+    """Is what was made as near to what is right as an entry says? Where one of them is not finite, both must be, and alike."""
+    if entry.ignore:
+        return True
+    if made.shape != right.shape:
+        return False
+    y, r = (a.astype(np.float64).reshape(-1) for a in (made, right))
+    finite = np.isfinite(r)
+    if not np.array_equal(y[~finite], r[~finite], equal_nan=True) or not np.isfinite(y[finite]).all():
+        return False
+    y, r = y[finite], r[finite]
+    if entry.rel_l2 is not None:
+        return bool(np.linalg.norm(y - r) <= entry.rel_l2 * np.linalg.norm(r))
+    return bool((np.abs(y - r) <= entry.atol + entry.rtol * np.abs(r)).all())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
-from whence.align import dims
+from whence.align import derived_run, dims
 from whence.comparison.replays.threads import Threads
 from whence.comparison.verdicts.regions import Judging
 from whence.dtypes import Array
@@ -77,7 +77,7 @@ class Ranked:
         made = self.made.get(record)
         if made is None:
             return 0
-        if marks.is_on_ranks(made):
+        if derived_run.is_on_ranks(made):
             return 1 + max(_places(made))
         return max((self._ranks(r) for _, ids in made.operands for r in ids), default=0)
 
@@ -85,7 +85,7 @@ class Ranked:
         """A tensor made of the ranks' pieces, with others in their place. piece: of a record and the place of its rank."""
         made = self.made[record]
         ids = [r for _, found in made.operands for r in found]
-        if marks.is_on_ranks(made):
+        if derived_run.is_on_ranks(made):
             return _applied(made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)])
         return _applied(made, [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids])
 

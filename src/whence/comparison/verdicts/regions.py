@@ -15,9 +15,10 @@ from whence import align, judge
 from whence.comparison.inputs.positions_masks import Otherwise
 from whence.comparison.paired_runs import Faces
 from whence.comparison.programs.programs import PLACED
-from whence.comparison.replays.replayer import Replayed, Replayer
+from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.verdicts.declared import Replaying, Semantics
+from whence.comparison.replays.semantics import Replayed, Semantics
+from whence.comparison.verdicts.declared import Replaying
 from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.parameters import Parameters
@@ -29,7 +30,7 @@ from whence.records import Call, Region, marks
 from whence.results import CallPair, SlotPair, Verdict, severity
 
 if TYPE_CHECKING:
-    from whence.comparison.pipeline import CompareOptions
+    from whence.comparison.options import CompareOptions
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
 _FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with what they lead to

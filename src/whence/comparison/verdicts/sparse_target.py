@@ -20,12 +20,12 @@ import numpy as np
 from whence import align, judge
 from whence.align import Inner
 from whence.comparison.paired_runs import Faces
+from whence.comparison.replays.call_tree import Walk
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
-from whence.comparison.replays.walking import Walk
+from whence.comparison.verdicts.declared import Tolerated, allows
 from whence.comparison.verdicts.parameters import Parameters
-from whence.comparison.verdicts.tolerated import Tolerated, allows
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation

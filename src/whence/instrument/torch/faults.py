@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whence.frameworks.torch_nested import rebuilt
+from whence.frameworks.torch_trees import rebuilt
 
 Undo = Callable[[], None]
 _EPS = ("eps", "variance_epsilon")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_nested import rebuilt
+from whence.frameworks.torch_trees import rebuilt
 from whence.instrument.session import Session
 from whence.instrument.torch.logits import logits_of, tokens_of, widest
 from whence.instrument.torch.modes import NoFunctions, Quiet

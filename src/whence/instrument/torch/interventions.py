@@ -15,7 +15,7 @@ import torch
 
 from whence.errors import WhenceError
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_nested import rebuilt
+from whence.frameworks.torch_trees import rebuilt
 from whence.instrument.patch_points import outputs_of, parse_fault, parse_point
 from whence.instrument.session import Session
 from whence.instrument.torch import faults

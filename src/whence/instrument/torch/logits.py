@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_nested import rebuilt
-from whence.frameworks.torch_trees import Watched, is_plain_object
+from whence.frameworks.torch_trees import Watched, is_plain_object, rebuilt
 from whence.instrument.selection import matcher
 from whence.instrument.session import Session
 from whence.instrument.torch.modules import Listener, _Frame

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -27,8 +27,8 @@ from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, Watched, is_plain_object
 from whence.instrument.guard import end_capture
 from whence.instrument.session import Session
+from whence.instrument.torch import settings as settings_module
 from whence.instrument.torch import settings as torch_settings
-from whence.instrument.torch import torch_ranks
 from whence.instrument.torch.compiled_boundary import Trap, is_compilers
 from whence.instrument.torch.modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call, taken_for_torchs
 from whence.instrument.torch.program_recorder import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
@@ -37,13 +37,29 @@ from whence.instrument.torch.weak_registry import Held, Known, Pending, Root, St
 from whence.instrument.wording import raised
 from whence.records import Call, Placement, Ref
 
-if TYPE_CHECKING:
-    from whence.instrument.torch.interventions import Changes
-
 # So many programs of a family that are one and the same, and its next extents are not recorded again.
 _SETTLED = 3
 # Of one module; a program with its extents written in serves no other extents, and every one more costs the time to record it.
 _MOST_PROGRAMS = 16
+
+
+class Interventions(Protocol):
+    """What a capture changes in the program on purpose: planted faults, patched tensors, forced tokens."""
+
+    def met(self, root: str, module: Any) -> None:
+        """A root is about to be called for the first time."""
+
+    def left(self, frame: Any, out: Any) -> Any:
+        """What a call returns instead of `out`. frame: the call that ends."""
+
+    def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What the program gets instead of `out`, which is recorded."""
+
+    def undo(self) -> None:
+        """Take everything out of the program again. Idempotent."""
+
+    def finish(self) -> None:
+        """Take everything out again, and note what was done."""
 
 
 class _Ran(NamedTuple):
@@ -118,7 +134,7 @@ class Listener:
 
     def __init__(
         self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False,
-        changes: Changes | None = None,
+        changes: Interventions | None = None,
     ) -> None:  # fmt: skip
         self.session, self._changes = session, changes
         self.model = model
@@ -502,7 +518,7 @@ class Listener:
             "matmul_precision": torch.get_float32_matmul_precision(),
             "torch": str(torch.__version__),
         }
-        settings |= torch_settings.numerics() | torch_ranks.facts()
+        settings |= torch_settings.numerics() | settings_module.facts()
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             settings["attention"] = attention

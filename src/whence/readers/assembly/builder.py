@@ -14,21 +14,13 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, Dumped, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
+from whence.records.marks import GATHERED, UNTOLD
 
 Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
-GATHERED = "put together: the dump has no call for the whole"
-"""The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
-UNTOLD = "what it read is not known"
-"""The note of a call of which a dump does not tell all that it read: it may depend on all that was made before."""
 LOGGED = "some of what a kernel held, logged while it ran"
 """The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it stands before what the kernel wrote."""
-WIDER = "the dump does not say in what dtype it was computed"
-"""The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
-
-UNORDERED = "the dump does not say which tensor was made before which"
-"""The note of a call whose place among the others means nothing."""
 
 
 class Building:

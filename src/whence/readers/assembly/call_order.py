@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -56,3 +56,33 @@ def _sources(
     """Of those that make a content: the one that made it, and those that only hand it on."""
     maker = next((one for one in found if content not in reads.get(one, ())), found[0])
     return [maker, *(one for one in found if one != maker and {c for c in reads.get(one, ()) if c in makers} == {content})]
+
+
+def parents(scopes: Sequence[str]) -> list[int]:
+    """For calls in the order in which they ended, by dotted scope: the place of the one each is part of, -1 where there is none.
+
+    A call holds those that ended right before it whose scope lies below its own; the empty scope holds all.
+    """
+    out = [-1] * len(scopes)
+    open_: list[int] = []
+    for place, scope in enumerate(scopes):
+        while open_ and _below(scopes[open_[-1]], scope):
+            out[open_.pop()] = place
+        open_.append(place)
+    return out
+
+
+def _below(scope: str, above: str) -> bool:
+    return scope.startswith(f"{above}.") if above else bool(scope)
+
+
+def begun(parent: Sequence[int]) -> Iterator[int]:
+    """The places in the order in which the calls began: what holds others before them, siblings as they ended."""
+    below: dict[int, list[int]] = {}
+    for place, above in enumerate(parent):
+        below.setdefault(above, []).append(place)
+    todo = list(reversed(below.get(-1, [])))
+    while todo:
+        place = todo.pop()
+        yield place
+        todo += reversed(below.get(place, []))

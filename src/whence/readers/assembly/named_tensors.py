@@ -13,10 +13,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from whence.errors import UnreadableRun
-from whence.readers.assembly.builder import UNORDERED, Building, Load
+from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.torch_file import TorchTensor, Unknown
 from whence.readers.source import Place
+from whence.records.marks import UNORDERED
 
 # Last parts of names that only weights, and what optimizers keep of them, have.
 _WEIGHTS = re.compile(

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import npy_tensors
-from whence.readers.assembly.builder import WIDER, Building
+from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.encodings import limits, numpy_file
 from whence.readers.encodings.archive import File
 from whence.readers.source import Place
 from whence.records import Run
+from whence.records.marks import WIDER
 
 LOOKS_LIKE = "a folder with npy files such as mm-aten.mm.default.INPUT.0.20251017071211190258.npy"
 ORDER = 25

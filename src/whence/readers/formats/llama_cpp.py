@@ -21,10 +21,11 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.readers.assembly.builder import UNTOLD, Building
+from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
 from whence.readers.source import Place
 from whence.records import Run
+from whence.records.marks import UNTOLD
 
 LOOKS_LIKE = "a text with lines as llama-eval-callback prints them (ggml_debug: ...)"
 ORDER = 15

@@ -19,7 +19,7 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.assembly import nesting, sidecar
+from whence.readers.assembly import call_order, sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, torch_file
 from whence.readers.source import Place
@@ -140,7 +140,7 @@ def _add(building: Building, place: Place, dump: _Dump) -> None:
     if reading.again(index.get("whence"), data):
         return
     handles: dict[int, int] = {}
-    for at in nesting.begun(parent):
+    for at in call_order.begun(parent):
         handles[at] = reading.call(names[at], data.get(names[at], {}), handles.get(parent[at], -1))
 
 

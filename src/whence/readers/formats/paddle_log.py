@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers.assembly.builder import LOGGED, UNTOLD, Building
+from whence.readers.assembly.builder import LOGGED, Building
 from whence.readers.paddle import printed as paddle_print
 from whence.readers.paddle.names import plain_name, plain_type
 from whence.readers.source import Place
 from whence.records import MEMORY_ORDER, Run, Statistics
+from whence.records.marks import UNTOLD
 
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45

@@ -11,15 +11,12 @@ from whence.readers.paddle import program_file
 from whence.readers.paddle.program_file import Described, Operator, Variable
 from whence.readers.source import Place
 from whence.records import Run
+from whence.records.marks import ONEDNN, TAKES
 
 LOOKS_LIKE = "a Paddle program, .pdmodel or PIR .json"
 ORDER = 30
 KIND = "paddle program"
 NO_VALUES = "a program has no values"
-TAKES = "takes "
-"""How the note of a call begins that says as what its operator takes a parameter: "takes linear_0.w_0 as Y"."""
-ONEDNN = "a kernel of oneDNN"
-"""The note of a call that a pass gave to oneDNN."""
 
 
 def sniff(place: Place) -> bool:

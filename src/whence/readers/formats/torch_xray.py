@@ -17,11 +17,12 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.assembly import nesting, sidecar
-from whence.readers.assembly.builder import WIDER, Building
+from whence.readers.assembly import call_order, sidecar
+from whence.readers.assembly.builder import Building
 from whence.readers.encodings import hdf5, limits
 from whence.readers.source import Place
 from whence.records import Run
+from whence.records.marks import WIDER
 
 LOOKS_LIKE = "an HDF5 file, or a folder with globalrank-*_localrank-*.h5"
 ORDER = 20
@@ -133,9 +134,9 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         return
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
-        parent = nesting.parents([call.scope for call in ended])
+        parent = call_order.parents([call.scope for call in ended])
         handles: dict[int, int] = {}
-        for place in nesting.begun(parent):
+        for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
             handles[place] = building.call(
                 call.scope, op_type=call.cls, rank=rank, step=step, phase=phase, parent=handles.get(parent[place], -1),

@@ -50,7 +50,7 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         from whence.instrument.launch import interpreter, launcher
         from whence.instrument.options import make
         from whence.instrument.session import Session
-        from whence.workflows.capture.capture import default_max_bytes
+        from whence.workflows.capture.setup import default_max_bytes
 
         folder = os.fspath(path)
         store.create(folder, launcher.describe((), make(), interpreter.versions_here()), force=force)

@@ -4,36 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
-from whence.records import Run, RunInfo
-
-
-def open_run(path: str) -> Run:
-    """A run on disk or a foreign dump (docs/formats.md), lazily.
-
-    Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a package to be read.
-    """
-    from whence import readers, store
-
-    here = Path(path)
-    if not here.exists() or (here / "run.json").exists() or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*")):
-        return store.open_run(path)
-    from whence.workflows.capture.dump import below
-
-    inside = below(here)
-    return readers.open_run(path) if inside is None else store.open_run(inside)
-
-
-def open_to_show(path: str, *, every: bool = True) -> Run:
-    """As `open_run`, with figures of a dump's tensors, which are taken when they are looked at.
-
-    every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them all would take minutes.
-    """
-    from whence.readers.figures import described_when_shown
-
-    return described_when_shown(open_run(path), every=every)
+from whence.readers.opening import open_run
+from whence.records import RunInfo
 
 
 def run_command(
@@ -61,8 +35,8 @@ def run_command(
     from whence import store
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
-    from whence.workflows.capture.capture import check_patch
     from whence.workflows.capture.collect_labels import labelled_launch
+    from whence.workflows.capture.setup import check_patch
 
     chosen = make(**options)
     check_patch(chosen, run_path)
@@ -84,35 +58,3 @@ def run_command(
         log=log,
         extra=extra,
     )
-
-
-def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple[int, int]:
-    """Remove elements and what tells who ran what from a run; names, shapes, statistics and hashes stay. Cannot be undone.
-
-    names: patterns; only elements of these. Returns how many records lost their elements and how many bytes the run shrank by.
-    """
-    from whence import store
-
-    done = store.scrub(path, tuple(names) or None, force=force)
-    return done.records, done.nbytes
-
-
-def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
-    """Finish a run whose capture was killed; returns a sentence for every process folder. force: also while one still writes."""
-    from whence import store
-
-    told = []
-    for done in store.recover(path, force=force):
-        parts = [f"{done.folder}: {done.records} records readable"]
-        parts += [f"finished {', '.join(done.finished)}"] if done.finished else []
-        parts += [f"{done.lost} records without their elements"] if done.lost else []
-        parts += [f"{done.cut_bytes} torn bytes cut from the journal"] if done.cut_bytes else []
-        told.append(", ".join(parts))
-    return tuple(told)
-
-
-def warmup() -> None:
-    """Compile the compare kernels into the cache, saying so on stderr."""
-    from whence import _kernels
-
-    _kernels.warmup(report=lambda line: print(line, file=sys.stderr, flush=True))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from whence.errors import UsageError
-from whence.records import Run
 
 _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 
@@ -34,7 +33,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     from whence.errors import CaptureError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
-    from whence.workflows.capture.capture import _Externals, _info, _session
+    from whence.workflows.capture.setup import _Externals, _info, _session
 
     ours = {name: value for name, value in compile_options.items() if name not in _TORCH}
     if "backend" in ours:
@@ -79,8 +78,8 @@ def backend(
     from whence.instrument.options import make
     from whence.instrument.torch.compiled import inductor_taps
     from whence.instrument.torch.compiled.listener import GraphListener, backend_with
-    from whence.workflows.capture.capture import _Externals, _session
     from whence.workflows.capture.dump import created
+    from whence.workflows.capture.setup import _Externals, _session
 
     chosen = make(**options, level="graph", graph_mode=mode)
     inductor_taps.check(chosen.graph_mode)
@@ -108,16 +107,3 @@ def _lay_out(folder: str, destination: Path, mode: str) -> None:
         (torchair_layout.lay_out_fx if mode == "fx" else torchair_layout.lay_out_ge)(folder, destination)
     except Exception as error:  # noqa: BLE001 - the process ends, and the run is whole
         complain(f"{destination} has the run but not the tool's own files: {error}")
-
-
-def observer_effects(run: Run) -> Iterator[str]:
-    """What a captured run says of how its own capture changed it: one sentence where nothing did, one for each graph that differs."""
-    none = 0
-    for note in run.notes:
-        if note.kind == "observer":
-            if note.text.startswith("observer effect: none"):
-                none += 1
-            else:
-                yield note.text
-    if none:
-        yield f"observer effect: none in {none} {'graph' if none == 1 else 'graphs'}"

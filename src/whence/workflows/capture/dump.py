@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from whence.readers.opening import _BESIDE
+
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
     from whence.records import Call, Run
 
-_BESIDE = "whence-run"
-_BELOW = (
-    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump",
-    "proc_*/dump", "xray_debug/proc_*/dump", "[a-z]*_[0-9]*", "tensors/*/whence-run", "ait_dump/tensors/*/whence-run", "data_dump",
-    "whence-run-*", "ait_dump/whence-run-*",
-)  # fmt: skip
 _OFTEN_BYTES = 64 << 20
 _open: dict[Path, Dump] = {}  # of this process, by where they lie
 _NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
@@ -48,7 +44,7 @@ class Dump:
         from whence.instrument.launch import launcher
         from whence.instrument.options import make
         from whence.workflows.capture import labels
-        from whence.workflows.capture.capture import _listener, _session
+        from whence.workflows.capture.setup import _listener, _session
 
         chosen = make(**options)
         self.destination = Path(path).absolute()
@@ -194,12 +190,6 @@ def opened(path: str | os.PathLike[str]) -> Dump | None:
     return found if found is not None and found.is_open and found._pid == os.getpid() else None
 
 
-def below(folder: Path) -> Path | None:
-    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there is none, or more than one."""
-    found = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
-    return found.pop() if len(found) == 1 else None
-
-
 def determine(seed: int, deterministic: bool) -> None:
     """Seed Python, numpy and torch in this process; deterministic: choose such kernels too. Raises UsageError."""
     from whence.instrument.launch import launcher
@@ -241,7 +231,7 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
     """Make the run, or join that of this job; where it lies."""
     from whence import store
     from whence.store.folder import load_info
-    from whence.workflows.capture.capture import _info
+    from whence.workflows.capture.setup import _info
 
     if folder.is_dir() and any(folder.iterdir()) and not store.is_run(folder):
         folder = folder / _BESIDE

@@ -200,7 +200,7 @@ class _Inherited:
 
     def _start(self) -> None:
         from whence.instrument.options import decode
-        from whence.workflows.capture.capture import _session
+        from whence.workflows.capture.setup import _session
 
         self._session = _session(self._folder, decode(self._options), None)
         self._close = _open(self._session, self._folder, self._library)

@@ -120,7 +120,7 @@ class _Ladder:
 
     def _eager(self) -> tuple[Rung, str]:
         """The eager run, and why nothing can be compared with it ("" where it can): it is run twice first."""
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         seconds = self._capture("eager")
         self._capture("eager", "eager-again")
@@ -143,7 +143,7 @@ class _Ladder:
         return rung, ""
 
     def _rung(self, name: str, before: Sequence[Rung]) -> Rung:
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         try:
             seconds = self._capture(name)
@@ -166,7 +166,7 @@ class _Ladder:
 
     def _know_rounding(self) -> bool:
         """Run eager with every module's result rounded once more: a measure where nothing can be replayed. False where it is no use."""
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         if self.rounding is None:
             self.rounding = False
@@ -200,7 +200,7 @@ class _Ladder:
         return [dynamo, last]
 
     def _capture(self, rung: str, name: str = "") -> float:
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
 
         self.tell(f"running {name or rung}")
         path = self.place / (name or rung)
@@ -254,7 +254,7 @@ class _Ladder:
         return "undecided", (), "; ".join(f"{r.name} {_said(r)}: {_short(r.why)}" for r in bad)
 
     def _pass(self, rungs: Sequence[Rung]) -> Pass:
-        from whence.workflows.capture.command import open_run
+        from whence.readers.opening import open_run
         from whence.workflows.ladder.bisect import bisect
 
         def good(environment: Mapping[str, str]) -> bool | None:

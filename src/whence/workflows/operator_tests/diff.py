@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from whence.dtypes import unit_roundoff
 from whence.errors import UnreadableRun
-from whence.judge.limits import unit_roundoff
 
 THRESHOLDS = tuple(f"1e-{k}" for k in range(1, 9))
 _NEEDED = ("name", "op_name", "max")

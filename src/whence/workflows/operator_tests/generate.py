@@ -38,7 +38,7 @@ def generate_tests(
     keep_trivial: random, creation and view operators too. samples: calls of one signature at most. force: replace such a folder.
     Raises UsageError when nothing is left to write, OutputExists, UnreadableRun, MissingDependency without torch.
     """
-    from whence.workflows.capture.command import open_run
+    from whence.readers.opening import open_run
 
     extras.needed("torch", "writing tests of operators")
     from whence.replay.export import pytest_files

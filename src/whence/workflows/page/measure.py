@@ -17,7 +17,7 @@ from whence import align, judge, metrics
 from whence.comparison.programs import programs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
-from whence.metrics import concentrated
+from whence.metrics import error_profile
 from whence.records import Call, Record, Run, children
 from whence.results import Comparison, Row, SlotPair, Verdict, severity
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
@@ -423,7 +423,7 @@ def _closely(reference: Array, target: Array) -> dict[str, object]:
 def _heatmap(heat: metrics.Heat) -> PageHeatmap:
     hits, words = [], []
     for axis, energy in (("row", heat.by_row), ("channel", heat.by_channel)):
-        found = concentrated.concentrated(energy)
+        found = error_profile.concentrated(energy)
         if found is not None:
             first, last, share = found
             hits.append((axis, first, last))

@@ -91,8 +91,8 @@ def page(
     import msgspec
 
     from whence.results import Comparison
-    from whence.workflows.compare import load_comparison
     from whence.workflows.page.measure import page_of
+    from whence.workflows.saved import load_comparison
 
     if details < 0:
         raise UsageError(f"details {details}: a number of calls, 0 or more")
@@ -132,7 +132,7 @@ def _texts(file: Path) -> TokenMatch:
 
 def _of_texts(texts: TokenMatch) -> Page:
     """A page of two files of outputs alone: no run was captured, so nothing is said of one."""
-    from whence import __version__
+    from whence._version import __version__
     from whence.results import Comparison, Coverage, Plan
     from whence.results.page import Page, PageSide
 

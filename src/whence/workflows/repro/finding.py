@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from whence.replay.export.script import Case
     from whence.replay.export.trace import Trace
     from whence.replay.flatten import Flat
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from whence.results import Comparison, Reproduction
 
 _COMPILED = ("compiled", "runs compiled", "scripted")
 
@@ -41,7 +45,7 @@ def reproduce(
     model: str | Module | Callable[[], Module] | None, tell: Callable[[str], None],
 ) -> Reproduction:  # fmt: skip
     """As `whence.repro`."""
-    from whence.workflows.compare import load_comparison
+    from whence.workflows.saved import load_comparison
 
     began = time.monotonic()
     compared = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
@@ -329,9 +333,9 @@ class _Subject:
 
     def _of_model(self) -> Any:
         """What the user's model runs in the place of the call, recorded now; None where the call has a program of its own."""
+        from whence.readers.opening import open_run
         from whence.replay.validation import load
         from whence.workflows.capture.capture import capture
-        from whence.workflows.capture.command import open_run
 
         side, call = self.reference_side, self.call
         if side.model is None:
@@ -625,11 +629,12 @@ def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _faced(compared: Comparison, model: Any) -> tuple[Faces, Replayer]:
     """Both runs of a comparison face to face again, as they were then."""
-    from whence.comparison.paired_runs import Faces, Read
+    from whence.comparison.paired_runs import Faces
     from whence.comparison.prepare.whole_model import put_together
     from whence.comparison.replays import user_model
     from whence.comparison.replays.replayer import Replayer
     from whence.comparison.verdicts.repeated_runs import Again
+    from whence.records.views import Read
     from whence.workflows.reopen import reopened
 
     aligned, options = reopened(compared, user_model.read(model) if model is not None else None)
@@ -641,3 +646,26 @@ def _faced(compared: Comparison, model: Any) -> tuple[Faces, Replayer]:
         shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow, model=options.model,
     )  # fmt: skip
     return faces, replayer
+
+
+def repro(
+    comparison: str | os.PathLike[str] | Comparison,
+    output: str | os.PathLike[str],
+    *,
+    finding: int = 1,
+    force: bool = False,
+    run: bool = True,
+    model: str | Module | Callable[[], Module] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Reproduction:
+    """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a comparison, and a pytest test.
+
+    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay then. finding: its number, from 1.
+    run: run the script both ways afterwards. model: as `compare` takes it, where no program of the reference is usable.
+    tell: told what is being done.
+    Raises UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can be run again, OutputExists,
+    UnreadableRun, StoreFailed.
+    """
+    from whence.workflows.repro.finding import reproduce
+
+    return reproduce(comparison, output, finding, force, run, model, tell)

@@ -15,8 +15,7 @@ from typing import Any
 
 from whence.records import Call, Ref, Run
 from whence.writers.support import encodings, job
-from whence.writers.support.job import Tell, Writing, Written, silent
-from whence.writers.support.naming import cell
+from whence.writers.support.job import Tell, Writing, Written, cell, silent
 
 COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
 _UNSAFE = re.compile(r"[^\w.<>#-]")

@@ -16,10 +16,9 @@ from typing import Any
 
 from whence.records import Call, Ref, Run
 from whence.writers.support import encodings, job
-from whence.writers.support.job import Tell, Writing, Written, silent
-from whence.writers.support.marks import Marks
+from whence.writers.support.job import Tell, Writing, Written, file_name, silent
 from whence.writers.support.msprobe_arguments import leaves, listed, put, scalar, tensor
-from whence.writers.support.naming import file_name
+from whence.writers.support.sidecar_index import Marks
 
 _API = re.compile(r"(?:^|\.)(Functional|Torch|Tensor|Distributed|NPU|VF|Aten|MindSpeed|Triton|Mint\w*|Jit|Primitive)\.([^.]+)$")
 _LINE = re.compile(r"(.+):(\d+)")

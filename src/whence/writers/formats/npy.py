@@ -10,8 +10,7 @@ from pathlib import Path
 
 from whence.records import Run
 from whence.writers.support import encodings, sidecar_index
-from whence.writers.support.job import Tell, Writing, Written, silent
-from whence.writers.support.naming import file_name
+from whence.writers.support.job import Tell, Writing, Written, file_name, silent
 
 
 def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:

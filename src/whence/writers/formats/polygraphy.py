@@ -17,7 +17,7 @@ from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, silent
-from whence.writers.support.marks import Marks
+from whence.writers.support.sidecar_index import Marks
 
 _PIECE_BYTES = 3 << 20  # a multiple of 3, so that pieces of base64 can be put behind each other
 _RESERVED = "polygraphy_class"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import orjson
 
-import whence
 from whence import dtypes
+from whence._version import __version__
 from whence.dtypes import DTYPES
 from whence.records import Record, Run
 from whence.writers.support import encodings, sidecar_index
@@ -113,7 +113,7 @@ def _write(work: Writing, path: Path, part: list[_Planned]) -> list[tuple[str, i
 
 def _header(part: list[_Planned]) -> bytes:
     """The JSON before the elements, to a multiple of 8 bytes."""
-    header: dict[str, object] = {_METADATA: {"format": "pt", "written_by": f"whence {whence.__version__}"}}
+    header: dict[str, object] = {_METADATA: {"format": "pt", "written_by": f"whence {__version__}"}}
     at = 0
     for one in part:
         code = dtypes.named(one.record.dtype).safetensors

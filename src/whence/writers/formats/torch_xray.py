@@ -15,16 +15,15 @@ from typing import Any
 
 import msgspec
 
-import whence
 from whence import dtypes
+from whence._version import __version__
 from whence.dtypes import Array
 from whence.errors import MissingDependency
 from whence.records import Call, Run, Statistics
 from whence.writers.support import job
 from whence.writers.support.encodings import has_numpy_type
-from whence.writers.support.job import Tell, Writing, Written, silent
-from whence.writers.support.marks import Marks
-from whence.writers.support.naming import cell, plain, text
+from whence.writers.support.job import Tell, Writing, Written, cell, plain, silent, text
+from whence.writers.support.sidecar_index import Marks
 
 COLUMNS = ("Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
 _KINDS = {"param": "params", "input": "input", "output": "output"}
@@ -59,7 +58,7 @@ def write(
             rows = csv.writer(out, lineterminator="\n")
             if not grows:
                 rows.writerow(COLUMNS)
-                file.attrs.update({"format": "torch_xray", "version": 1, "tool": f"whence {whence.__version__}"})
+                file.attrs.update({"format": "torch_xray", "version": 1, "tool": f"whence {__version__}"})
                 file.attrs.update({"rank": rank, "world": len({owner for owner, _ in moments}), "created": run.info.started})
             for step in (step for owner, step in moments if owner == rank and str(step + 1) not in file):
                 _step(work, file, step, moments[rank, step], rows, rank)

@@ -1,0 +1,106 @@
+"""Runs that stand for other runs: in memory, over another run, read through a cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records.lookup import Named
+from whence.records.program import Program
+from whence.records.run import Call, Note, Record, Run, RunInfo, Step
+
+
+class MemoryRun(Named):
+    """A Run held in memory: hand-made ones in tests, small foreign dumps, results of an engine.
+
+    arrays: elements by record id; a record without an entry has none (`Record.why` says why).
+    Raises ValueError when ids are not positions or a call refers to a record that is not there.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        records: Sequence[Record],
+        arrays: Mapping[int, Array],
+        *,
+        path: str = "<memory>",
+        info: RunInfo | None = None,
+        programs: Mapping[str, Program] | None = None,
+        notes: Sequence[Note] = (),
+        steps: Sequence[Step] = (),
+        ended: str = "",
+    ) -> None:
+        for i, call in enumerate(calls):
+            if call.id != i:
+                raise ValueError(f"call at position {i} has id {call.id}")
+            for ref in call.refs:
+                if not 0 <= ref.record < len(records):
+                    raise ValueError(f"call {call.scope or call.root!r} refers to record {ref.record} of {len(records)}")
+        for i, record in enumerate(records):
+            if record.id != i:
+                raise ValueError(f"record at position {i} has id {record.id}")
+        self.path, self.info, self.ended = path, info or RunInfo(), ended
+        self.calls, self.records = tuple(calls), tuple(records)
+        self.programs, self.notes, self.steps = dict(programs or {}), tuple(notes), tuple(steps)
+        self._arrays = dict(arrays)
+
+    def array(self, record: int) -> Array:
+        try:
+            found = self._arrays[record]
+        except KeyError:
+            raise ElementsMissing(self.records[record].why or f"record {record}: elements were not kept") from None
+        view = found.view()
+        view.flags.writeable = False
+        return view
+
+
+class Over(Named):
+    """A Run over another one, `base`: what is not given is the other's, elements too."""
+
+    def __init__(self, base: Run, calls: Sequence[Call] | None = None, records: Sequence[Record] | None = None) -> None:
+        self.base = base
+        self.path, self.info, self.ended = base.path, base.info, base.ended
+        self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
+        self.calls: Sequence[Call] = base.calls if calls is None else calls
+        self.records: Sequence[Record] = base.records if records is None else records
+
+    def array(self, record: int) -> Array:
+        return self.base.array(record)
+
+
+class Looked(Sequence[Record]):
+    """Records that are looked up one at a time by their place, from 0 to `length`."""
+
+    def __init__(self, length: int, one: Callable[[int], Record]) -> None:
+        self._length, self._one = length, one
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self._one(i) for i in range(*at.indices(self._length))]
+        if not -self._length <= at < self._length:
+            raise IndexError(f"record {at} of {self._length}")
+        return self._one(at % self._length)
+
+
+class Opened(Over):
+    """A run that a reader opened. reader: its name."""
+
+    def __init__(self, base: Run, reader: str) -> None:
+        super().__init__(base)
+        self.reader = reader
+
+
+_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
+
+
+class Read(Over):
+    """A run whose calls were read once and whose records stay read: they are looked at many times."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, list(run.calls), Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)))

@@ -1,0 +1,218 @@
+"""Compare labelled tensors of two sides of one program."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whence.comparison.prepare.label_sides import Facing, Label, faced, labels_of, sides
+from whence.errors import CaptureError, ElementsMissing, UnreadableRun
+from whence.records import Run
+from whence.results import Comparison, Finding, Shown, ViewRow
+
+
+def compare_labels(
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run | None = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    strict: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Comparison:
+    """Compare the labels of one run, its reference side against its target side; or those of two runs.
+
+    reference, target: folders or opened runs. Of two runs, labels of the first that name no side are the reference's, of the second the
+    target's. output: a folder for summary.json, report.csv, report.json and `cmp_report.csv`, whose columns are those of the aclcmp
+    report and which has a row for every label, also for those that face nothing. strict: as `compare` takes it.
+    A label without a partner, or whose tensor is not there, makes `same` `undecided`.
+    Raises CaptureError when there is no label at all, UnreadableRun, UsageError, OutputExists.
+    """
+    from whence.workflows.saved import check_output
+
+    if output is not None:
+        check_output(Path(output), force)
+    result, rows = labels_compared(reference, target, strict=strict, progress=progress)
+    if output is not None:
+        write_labels(result, rows, Path(output))
+    return result
+
+
+def write_labels(result: Comparison, rows: Sequence[Facing], folder: Path) -> None:
+    """Write the files of a comparison of labels. Raises StoreFailed."""
+    from whence.workflows.saved import write
+
+    write(result, folder)
+    write_table(rows, folder)
+
+
+def labels_compared(
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run | None = None,
+    *,
+    strict: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[Comparison, list[Facing]]:
+    """As `compare_labels`, which writes; (the comparison, a row for every label)."""
+    from whence.comparison.options import CompareOptions
+    from whence.comparison.pipeline import compare_runs
+    from whence.readers.opening import open_run
+
+    given = [reference] if target is None else [reference, target]
+    if len(given) == 2 and all(isinstance(g, (str, os.PathLike)) for g in given) and Path(given[0]).resolve() == Path(given[1]).resolve():  # type: ignore[arg-type]
+        given = given[:1]
+    for path in given:
+        _settle(path)
+    runs = [open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in given]
+    labels = labels_of(runs)
+    if not labels:
+        raise CaptureError(
+            f"no label was recorded in {' or '.join(run.path for run in runs)}: call whence.label(name, tensor, side=...) in the program, "
+            "or WHENCE_LABEL in C++"
+        )
+    rows = faced(labels)
+    left, right, said = sides(rows)
+    result = compare_runs(left, right, CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress))
+    return _with_alone(result, rows, said), rows
+
+
+def run_labels(
+    command: Sequence[str], output: str | os.PathLike[str], *, force: bool = False, **options: Any
+) -> tuple[int, Comparison | None]:
+    """Run a command, take its labels and compare their sides, as `whence run --compare`; (exit code of the command, the comparison).
+
+    output: folder of the comparison; the run is kept below it, in `run`. options: as `run_command` takes them, library ones too.
+    No comparison is made where the command failed and left no label. Raises CaptureError where it ended well and left none.
+    """
+    from whence.instrument.labels.labels import complain
+    from whence.store.folder import load_info
+    from whence.workflows.capture.command import run_command
+    from whence.workflows.saved import check_output
+
+    folder = Path(output)
+    check_output(folder, force)
+    said: list[str] = []
+    code = run_command(command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options)
+    own = int(load_info(folder / "run").settings.get("exit_code", code))  # `code` is 3 too when nothing was captured
+    try:
+        result = compare_labels(folder / "run", output=folder, force=True)
+    except (CaptureError, UnreadableRun):
+        lines = "\n  ".join(line.removeprefix("whence: ") for line in said)
+        if own == 0:
+            raise CaptureError(
+                f"no label was recorded; call whence.label(name, tensor, side=...) or WHENCE_LABEL in C++\n  {lines}"
+            ) from None
+        complain(f"no label was recorded; {lines}")
+        return own, None
+    for line in said:
+        complain(line.removeprefix("whence: "))
+    return own, result
+
+
+def _with_alone(result: Comparison, rows: Sequence[Facing], said: Sequence[str]) -> Comparison:
+    """With the labels that face nothing, and the tensors that are not there: neither is a pass."""
+    alone = [row for row in rows if row.reference is None or row.target is None]
+    names: dict[str, list[str]] = defaultdict(list)
+    for row in alone:
+        one = row.reference or row.target
+        assert one is not None
+        names[one.side or "without a side"].append(one.words)
+    missing = [
+        f"{words} label {label.words}: {why}"
+        for row in rows if row.reference is not None and row.target is not None
+        for words, label in (("reference", row.reference), ("target", row.target)) if (why := lost(label))
+    ]  # fmt: skip
+    status, headline = result.status, result.headline
+    pairs = len(rows) - len(alone)
+    if not pairs:
+        status, headline = "undecided", f"no two labels face each other: {alone[0].why}"
+    elif status == "same" and (alone or missing):
+        words = [f"{n} {what}" for n, what in ((len(alone), "labels face nothing"), (len(missing), "tensors are not there")) if n]
+        status, headline = "undecided", " and ".join(words)
+
+    def in_task(finding: Finding) -> Finding:
+        return msgspec.structs.replace(finding, sentence=f"in task {finding.root}: {finding.sentence}") if finding.root else finding
+
+    reasons = [f"{(row.reference or row.target).words}: {row.why}" for row in alone]  # type: ignore[union-attr]
+    return msgspec.structs.replace(
+        result, status=status, headline=headline, findings=tuple(map(in_task, result.findings)), unmatched=result.unmatched + len(alone),
+        without_partner={**result.without_partner, **{side: tuple(dict.fromkeys(found)) for side, found in names.items()}},
+        notes=(*_few(missing), *_few(reasons), *_few(said), *(n for n in result.notes)),
+    )  # fmt: skip
+
+
+def _few(sentences: Sequence[str], most: int = 3) -> list[str]:
+    more = len(sentences) - most
+    return [*sentences[:most], *([f"and {more} more, see cmp_report.csv"] if more > 0 else [])]
+
+
+def lost(label: Label) -> str:
+    """Why a label has no elements; "" where it has."""
+    record = label.record
+    return record.why if record.elements is None and record.count else ""
+
+
+def write_table(rows: Sequence[Facing], folder: Path) -> None:
+    """Write cmp_report.csv. Raises StoreFailed."""
+    from whence import report
+    from whence.errors import StoreFailed
+
+    try:
+        (folder / "cmp_report.csv").write_text(report.labels_csv(map(_row, rows)), encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}") from error
+
+
+def _row(row: Facing) -> ViewRow:
+    """What the table says of one row."""
+    from whence.comparison.views import figures as figures_module
+
+    why, arrays = row.why, []
+    for side, label in (("reference", row.reference), ("target", row.target)):
+        try:
+            if label is not None:
+                arrays.append(label.run.array(label.call.refs[0].record))
+        except ElementsMissing as error:
+            why = why or f"{side}: {label.record.why or error}" if label is not None else why
+    figures: figures_module.Figures = {}
+    if len(arrays) == 2:
+        figures, why = figures_module.FORMULAS["aclcmp"](*arrays)
+    sides = (row.reference, row.target)
+    # A file that never appeared has nothing to show; a row needs one side that names it.
+    some = any(label is not None and label.record.dtype for label in sides)
+    shown = [_shown(label) if label is not None and (label.record.dtype or not some) else None for label in sides]
+    return ViewRow((-1, -1), "output.0", shown[0], shown[1], figures=figures, why=why)
+
+
+def _shown(label: Label) -> Shown:
+    record, call = label.record, label.call
+    data_id = label.given or "/".join(x for x in (label.task, f"{call.scope}#{label.occurrence}") if x)
+    return Shown(
+        name=data_id, kind=call.kind, op_type="", occurrence=label.occurrence, phase=call.phase, slot="output.0", step=label.step,
+        rank=call.rank, dtype=record.dtype, shape=record.shape, path=_path(label), source=call.source,
+    )  # fmt: skip
+
+
+def _path(label: Label) -> str:
+    """Where the tensor lies: the library's file, else the shard of the run and the tensor's name in it."""
+    file = label.call.arguments.get("file")
+    if file:
+        return str(file)
+    location = getattr(label.run, "location", None)
+    place = location(label.call.refs[0].record) if location is not None else None
+    return f"{place[0]}#{label.record.id}" if place is not None else label.run.path
+
+
+def _settle(run: object) -> None:
+    """Add labels to a run that still lie beside it, because its launcher was killed."""
+    if isinstance(run, (str, os.PathLike)):
+        from whence import store
+        from whence.workflows.capture.collect_labels import gather
+
+        if store.is_run(os.fspath(run)):
+            gather(os.fspath(run), wait_s=0.0, ended_only=True)

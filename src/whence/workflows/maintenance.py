@@ -1,0 +1,38 @@
+"""Recover and scrub runs, compile kernels beforehand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple[int, int]:
+    """Remove elements and what tells who ran what from a run; names, shapes, statistics and hashes stay. Cannot be undone.
+
+    names: patterns; only elements of these. Returns how many records lost their elements and how many bytes the run shrank by.
+    """
+    from whence import store
+
+    done = store.scrub(path, tuple(names) or None, force=force)
+    return done.records, done.nbytes
+
+
+def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
+    """Finish a run whose capture was killed; returns a sentence for every process folder. force: also while one still writes."""
+    from whence import store
+
+    told = []
+    for done in store.recover(path, force=force):
+        parts = [f"{done.folder}: {done.records} records readable"]
+        parts += [f"finished {', '.join(done.finished)}"] if done.finished else []
+        parts += [f"{done.lost} records without their elements"] if done.lost else []
+        parts += [f"{done.cut_bytes} torn bytes cut from the journal"] if done.cut_bytes else []
+        told.append(", ".join(parts))
+    return tuple(told)
+
+
+def warmup() -> None:
+    """Compile the compare kernels into the cache, saying so on stderr."""
+    from whence import _kernels
+
+    _kernels.warmup(report=lambda line: print(line, file=sys.stderr, flush=True))

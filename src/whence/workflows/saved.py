@@ -1,0 +1,85 @@
+"""Comparisons and policies on disk: where one is written, and how it is read again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from whence.errors import OutputExists, StoreFailed, UnreadableRun
+
+if TYPE_CHECKING:
+    from whence.judge.policy import Policy
+    from whence.results import Comparison
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the entry and the known keys."""
+    from whence.judge.policy import load
+
+    return load(path)
+
+
+def views() -> tuple[str, ...]:
+    """Names of the views that `compare` takes (docs/views.md)."""
+    from whence import report
+
+    return report.views()
+
+
+def free_output(base: str) -> Path:
+    """`base` in the current folder, or base-2, base-3 ... when it exists."""
+    path, n = Path(base), 1
+    while path.exists():
+        n += 1
+        path = Path(f"{base}-{n}")
+    return path
+
+
+def check_output(folder: Path, force: bool) -> None:
+    """Raise OutputExists when a comparison cannot go into this folder; called before anything is computed."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise OutputExists(f"cannot write a comparison to {folder}: it is a file; choose another -o")
+    if any(folder.iterdir()) and not force:
+        known = (folder / "summary.json").exists()
+        raise OutputExists(
+            f"{folder} already holds {'a comparison' if known else 'files'}; "
+            f"--force replaces {'it' if known else 'what has our names'}, or choose another -o"
+        )
+
+
+def write(result: Comparison, folder: Path) -> None:
+    """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
+    from whence import report
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("summary.json", report.summary(result)),
+            ("report.csv", report.table_csv(result)),
+            ("report.json", report.everything_json(result)),
+            *((("generation.csv", report.generation_csv(result)),) if result.generation is not None else ()),
+            *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
+        ):
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o") from error
+
+
+def load_comparison(path: str | os.PathLike[str]) -> Comparison:
+    """A comparison written before (its folder or its report.json). Raises UnreadableRun."""
+
+    from whence.results import Comparison
+
+    place = Path(path)
+    file = place / "report.json" if place.is_dir() else place
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Comparison)
+    except OSError as error:
+        raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error
