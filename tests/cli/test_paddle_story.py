@@ -30,7 +30,7 @@ def ran(folder, *words):
 def project(tmp_path_factory):
     """`ref`, `a` and `b`, asked once each as their users did it."""
     folder = tmp_path_factory.mktemp("project")
-    made = ran(folder, sys.executable, str(ROOT / "tests" / "api" / "paddle_story.py"), ".")
+    made = ran(folder, sys.executable, str(ROOT / "tests" / "comparison" / "paddle_story.py"), ".")
     assert made.returncode == 0, made.stderr[-3000:]
     for name, code in (("ref", 0), ("a", 0), ("b", 1)):
         if name != "ref":

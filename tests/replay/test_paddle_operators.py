@@ -22,7 +22,7 @@ from whence.replay import paddle_translation, validation
 from whence.replay.paddle_translation import Operand
 
 pytestmark = pytest.mark.torch
-CAPTURE = Path(__file__).parent.parent / "capture"
+CAPTURE = Path(__file__).parent.parent / "instrument"
 RANDOM = np.random.default_rng(0)
 
 

@@ -1,6 +1,6 @@
 """Calls of a Paddle run as what its program says of them: attributes, and a program of aten operators that can be replayed.
 
-Made of the operator's attributes and operands (`replay/paddle_operators.py`), not recorded; like every program it is believed only where it
+Made of the operator's attributes and operands (`replay/paddle_translation.py`), not recorded; like every program it is believed only where it
 reproduces what the run holds.
 """
 

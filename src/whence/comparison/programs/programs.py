@@ -1,6 +1,6 @@
 """Programs beside runs: what two of them differ in before anything is computed, and the data flow a log does not tell.
 
-A program is a run of calls without values (`readers/paddle_program.py`): operators, attributes, who reads what of whom.
+A program is a run of calls without values (`readers/formats/paddle_program.py`): operators, attributes, who reads what of whom.
 """
 
 from __future__ import annotations

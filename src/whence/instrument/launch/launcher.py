@@ -1,6 +1,6 @@
 """Runs a command so that every Python it starts captures itself: environment in, signals and exit code passed on, nothing edited.
 
-The child's side (`attach_here`, `apply_determinism`) is here too; what waits for a framework in the child is `_site/`.
+The child's side (`attach_here`, `apply_determinism`) is here too; what waits for a framework in the child is `site/`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from whence.store import open_run
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "comparison"))
 
 from generating import NEW, PROMPTS, generate, loop, model, padded  # noqa: E402
 
@@ -311,7 +311,7 @@ print(generate(model(seed=int(sys.argv[1]))))
 @pytest.mark.slow
 def test_from_the_command_line(tmp_path):
     script = tmp_path / "generate.py"
-    script.write_text(SCRIPT.format(api=str(Path(__file__).parent.parent / "api")))
+    script.write_text(SCRIPT.format(api=str(Path(__file__).parent.parent / "comparison")))
 
     def run(name: str, seed: int, *options: str) -> str:
         command = [sys.executable, "-m", "whence", "run", "-o", str(tmp_path / name), "--level", "logits", *options]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_first_things import VOCABULARY, generation, near_tie
+from test_root_inputs import VOCABULARY, generation, near_tie
 
 from handmade import net
 from whence import api, report

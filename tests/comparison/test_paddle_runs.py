@@ -18,7 +18,7 @@ if importlib.util.find_spec("paddle") is None:
     pytest.skip("paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True)
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::UserWarning")]  # importing Paddle looks for ccache
 
-CAPTURE = Path(__file__).parent.parent / "capture"
+CAPTURE = Path(__file__).parent.parent / "instrument"
 PLAIN = {"disable_mkldnn": [], "switch_ir_optim": [False]}
 LEGACY = {**PLAIN, "enable_new_ir": [False]}
 
