@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from _rounds import interleave, machine, median, ratio
+from capture import Model
 
 import whence
-from capture import Model
 
 
 def main() -> None:

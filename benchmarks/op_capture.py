@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 from _rounds import interleave, machine
+from capture import Model
 
 import whence
-from capture import Model
 
 
 def main() -> None:

@@ -1,37 +1,237 @@
-"""What holds for every file of the package and of the tests."""
+"""Who may import whom: packages are layers, and inside the larger ones so are their folders. A new arrow is a decision made here."""
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "whence"
+
+# Leaves and nouns are open to every package above them.
+OPEN = {"_version", "cache_folders", "config_files", "display", "dtypes", "errors", "extras", "records", "results"}
+LAYERS = {
+    "errors": set(),
+    "_version": set(),
+    "_kernels": set(),
+    "cache_folders": {"errors"},
+    "config_files": {"errors"},
+    "extras": {"errors"},
+    "display": {"errors"},
+    "dtypes": {"errors"},
+    "records": {"display", "dtypes", "errors"},
+    "results": {"records", "display", "dtypes", "errors"},
+    "frameworks": {"_kernels"},
+    "store": set(),
+    "readers": {"store", "frameworks"},
+    "writers": {"frameworks"},
+    "metrics": {"_kernels"},
+    "align": {"_kernels"},
+    "judge": {"metrics"},
+    "replay": {"frameworks"},
+    "report": set(),
+    "instrument": {"frameworks"},
+    "comparison": {"align", "metrics", "judge", "replay", "readers", "frameworks"},
+    "workflows": {
+        "comparison",
+        "instrument",
+        "align",
+        "judge",
+        "metrics",
+        "replay",
+        "readers",
+        "store",
+        "writers",
+        "report",
+        "frameworks",
+        "_kernels",
+    },
+    "api": {"workflows", "readers"},
+    "cli": {"api", "report", "demo"},
+    "compat": {"__init__", "api"},
+    "testing": {"api", "report"},
+    "demo": {"__init__", "api"},
+    "__main__": {"cli"},
+    "__init__": {"api"},
+}
+# Lowest first. What stands in one group does not import each other.
+FOLDERS = {
+    "align": [
+        {"dims", "module_names", "call_sites", "environment"},
+        {"derived_run"},
+        {"plan_editor"},
+        {"calls"},
+        {"layout"},
+        {"batches", "ranks", "tensors"},
+        {"user_map"},
+        {"apply_map"},
+        {"pipeline"},
+    ],
+    "comparison": [
+        {"prepare", "programs"},
+        {"replays"},
+        {"options"},
+        {"paired_runs"},
+        {"inputs", "views"},
+        {"verdicts"},
+        {"answer"},
+        {"pipeline"},
+    ],
+    "instrument": [
+        {"wording", "patch_points"},
+        {"options"},
+        {"selection"},
+        {"session"},
+        {"guard"},
+        {"torch", "paddle"},
+        {"labels", "launch"},
+    ],
+    "instrument/torch": [
+        {"modes", "sources", "staging", "weak_registry", "compiled_boundary", "settings", "faults", "dtensor_placement"},
+        {"operator_call", "tensor_identity", "program_recorder"},
+        {"modules", "sampling"},
+        {"operators", "logits", "compiled"},
+        {"forced_tokens"},
+        {"interventions"},
+    ],
+    "readers": [
+        {"encodings"},
+        {"source"},
+        {"assembly"},
+        {"ascend", "paddle"},
+        {"formats"},
+        {"registry"},
+        {"figures"},
+        {"opening"},
+    ],
+    "workflows": [
+        {"capture", "saved", "faults", "convert", "maintenance", "operator_tests", "tokens"},
+        {"reopen", "rerun", "feeding"},
+        {"page", "repro"},
+        {"compare"},
+        {
+            "watch",
+            "locate",
+            "doctor",
+            "two_models",
+            "msit_report",
+            "trace",
+            "weights",
+            "compare_labels",
+        },
+        {"ladder"},
+    ],
+}
+# What shows itself in a notebook finds the renderer by name, in methods only.
+LATE = {("display", "report.notebook"), ("results.lookup", "report.frames")}
 HEAVY = {
-    "torch", "paddle", "onnx", "onnxruntime", "jax", "h5py", "transformers", "ray", "pyarrow", "jinja2", "plotly", "matplotlib", "pandas",
+    "torch",
+    "paddle",
+    "onnx",
+    "onnxruntime",
+    "jax",
+    "h5py",
+    "transformers",
+    "ray",
+    "pyarrow",
+    "jinja2",
+    "plotly",
+    "matplotlib",
+    "pandas",
     "polars",
-}  # fmt: skip
+}
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SRC).parts[0].removesuffix(".py")
+def files():
+    """{dotted name below the package: file}; a package is the name of its folder."""
+    named = {}
+    for path in SRC.rglob("*.py"):
+        name = ".".join(path.relative_to(SRC).with_suffix("").parts)
+        named[name.removesuffix(".__init__")] = path
+    return named
 
 
-def modules():
-    return [p for p in SRC.rglob("*.py") if p.name != "__init__.py" or p.parent != SRC]
+@functools.cache
+def imports():
+    """(file, file that it imports) by dotted names, imports inside functions and for types counted."""
+    named, arrows = files(), set()
+    for name, path in named.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            wanted = []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                wanted = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                wanted = [alias.name for alias in node.names]
+            for full in wanted:
+                if full.split(".")[0] != "whence":
+                    continue
+                inner = full.removeprefix("whence").removeprefix(".")
+                while inner and inner not in named:
+                    inner = inner.rpartition(".")[0]
+                target = inner or "__init__"
+                if target != name and (name, target) not in LATE:
+                    arrows.add((name, target))
+    return sorted(arrows)
+
+
+def package(name):
+    return name.split(".")[0]
+
+
+def test_every_package_is_a_layer():
+    assert {package(name) for name in files()} == set(LAYERS)
+
+
+def test_layers_import_downwards():
+    wrong = {
+        f"{name} -> {target}"
+        for name, target in imports()
+        if package(target) != package(name)
+        and package(target) not in LAYERS[package(name)]
+        and not (package(target) in OPEN and package(name) not in OPEN)
+    }
+    assert sorted(wrong) == []
+
+
+def test_folders_of_a_package_import_downwards():
+    wrong = set()
+    for folder, groups in FOLDERS.items():
+        prefix = folder.replace("/", ".") + "."
+        level = {name: number for number, group in enumerate(groups) for name in group}
+        for name, target in imports():
+            if not (name.startswith(prefix) and target.startswith(prefix)):
+                continue
+            above, below = (n.removeprefix(prefix).split(".")[0] for n in (name, target))
+            if above != below and level[below] >= level[above]:
+                wrong.add(f"{name} -> {target}")
+    assert sorted(wrong) == []
+
+
+def test_no_circle_between_files():
+    edges = {}
+    for name, target in imports():
+        edges.setdefault(name, set()).add(target)
+    # A file that no circle goes through can be taken away once nothing is left that it imports.
+    left = set(files())
+    while free := {name for name in left if not edges.get(name, set()) & left}:
+        left -= free
+    while unused := {name for name in left if not any(name in edges.get(n, ()) for n in left)}:
+        left -= unused
+    assert sorted(left) == []
 
 
 def test_frameworks_are_imported_only_inside_functions():
     wrong = []
-    for path in modules():
-        tree = ast.parse(path.read_text())
-        for node in tree.body:
+    for name, path in files().items():
+        if "torch" in name or package(name) == "replay":
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             names = []
             if isinstance(node, ast.Import):
-                names = [a.name for a in node.names]
+                names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            bad = {n.split(".")[0] for n in names} & HEAVY
-            if bad and not (path.name.startswith("torch") or room_of(path) == "replay"):
-                wrong.append(f"{path.relative_to(SRC)}: {bad}")
+            if heavy := {n.split(".")[0] for n in names} & HEAVY:
+                wrong.append(f"{name}: {heavy}")
     assert wrong == []
 
 

@@ -7,8 +7,6 @@
 Importing it loads no framework; what a name needs is imported on first use.
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from whence._version import __version__ as __version__
@@ -50,24 +48,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Whence(ModuleType):
-    """The package, with `whence.capture` and `whence.locate` the functions although rooms of these names exist.
-
-    Importing a submodule sets it as an attribute of its package; for these that is passed over (the room is still
-    reached by `from whence.capture import ...`).
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in __all__:
-            from whence import api
-
-            self.__dict__[name] = value = getattr(api, name)  # a label in a loop must not come here again
-            return value
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
         raise AttributeError(f"module 'whence' has no attribute {name!r}")
+    from whence import api
 
-
-sys.modules[__name__].__class__ = _Whence
+    globals()[name] = value = getattr(api, name)  # a label in a loop must not come here again
+    return value

@@ -85,7 +85,7 @@ def test_nothing_in_a_pipe():
 
 FINISH = """
 import time
-from whence.api.finishing import finishing
+from whence.workflows.capture.setup import finishing
 tell = finishing("runs/\u00e9\x1b[31m")
 for done in range(1, 5):
     if tell is not None:

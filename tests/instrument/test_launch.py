@@ -25,8 +25,8 @@ from whence.store import open_run
 DRIVER = """
 import json, sys
 from whence import errors, store
-from whence.capture import launch
-from whence.capture.options import make
+from whence.instrument.launch import launcher as launch
+from whence.instrument.options import make
 
 run, options, command = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]
 try:

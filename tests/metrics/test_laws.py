@@ -167,7 +167,7 @@ def test_core_has_the_core_metrics_only():
 
 def test_a_total_below_the_switch_does_not_import_numba():
     code = (
-        "import sys, numpy as np; from whence.metrics import measure_many; from whence.arrays import host;"
+        "import sys, numpy as np; from whence.metrics import measure_many; from whence.frameworks import host;"
         "x = np.ones((100, 100), np.float32); measure_many([(x, x + 1)] * 20);"
         "host.statistics(x.reshape(-1).view(np.uint8), 'float32');"
         "assert 'numba' not in sys.modules and 'torch' not in sys.modules"

@@ -246,11 +246,11 @@ def test_ctrl_c_during_a_comparison(tmp_path):
     code = """
         import signal, sys
         sys.argv = ["whence"]
-        from whence.api import comparing
+        from whence.comparison.paired_runs import PairedRuns
         def told(self):
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("not interrupted")
-        comparing.Faces.measure = told
+        PairedRuns.measure = told
         from whence import cli
         cli.main(["compare", "a", "b", "-o", "cmp"])
     """

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from whence import align, judge, metrics
+from whence.comparison.options import CompareOptions
 from whence.comparison.prepare.masks import alike
-from whence.comparison.verdicts.declared import Declaring
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, children, marks, region
 from whence.records.views import Read
 from whence.results import CallPair, Measured, Plan, SlotPair
 
-if TYPE_CHECKING:
-    from whence.comparison.options import CompareOptions
-    from whence.comparison.verdicts.repeated_runs import Again
-
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
 
 
-class Faces:
+class PairedRuns:
     """The plan of a comparison, carried out.
 
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
@@ -33,11 +24,9 @@ class Faces:
     made: records that some call of the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
     """
 
-    def __init__(
-        self, reference: Read, target: Read, plan: Plan, options: CompareOptions, again: Again, tell: Callable[[int, int, str], None]
-    ) -> None:
+    def __init__(self, reference: Read, target: Read, plan: Plan, options: CompareOptions, tell: Callable[[int, int, str], None]) -> None:
         self.reference = reference
-        self._options, self._again, self._tell = options, again, tell
+        self._options, self._tell = options, tell
         self.stated = options.stated
         self.calls = reference.calls
         self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
@@ -46,10 +35,7 @@ class Faces:
         self.shown, self.target = target, alike(reference, target, self.plan)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
         self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
-        self.declaring = Declaring(options.policy, reference, self.target, self.plan)
         self.measured: dict[tuple[int, int], Measured] = {}
-        self._lone_errors: dict[tuple[int, int], float] = {}
-        self._masks: dict[tuple[int, int], judge.Error] = {}
         self._held: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
         self._made_of: dict[int, int] = {}
@@ -102,93 +88,15 @@ class Faces:
         out.update(zip(readable, results, strict=True))
         self.measured = out
 
-    def error(self, slot: SlotPair) -> judge.Error:
-        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        u = judge.roundoff(a, b)
-        unmasked = self.declaring.error(slot, metrics.measure, u)
-        if unmasked is not None:
-            return unmasked
-        measured = self.measured[slot.reference_record, slot.target_record]
-        error = judge.error_of(measured, a, b, u)
-        if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
-            error = judge.error_of_codes(measured) or error
-        if self.partly(slot):  # and figures of the few that are shown say little of the whole
-            error = dataclasses.replace(error, exact=False, drift=None)
-        if error.value is None and error.u and measured.tier != "none":
-            error = self._between_sentinels(slot, error)
-        if error.u and not error.codes and (at := judge.lone_element(measured)) is not None:
-            error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
-        spread = self._again.spread(slot.reference_record, measured)
-        return dataclasses.replace(error, spread=spread) if spread else error
-
-    def accumulated(self, slot: SlotPair, error: judge.Error) -> judge.Error:
-        """The error of what was computed from codes: wider integers are sums of them, and differ by as much as numbers do."""
-        a, b = self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        size = self.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
-        if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
-            return error
-        return judge.Error(size, codes=True)
-
-    def rounded(self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error) -> judge.Error:
-        """The error of codes, none where they part only at values of an input that lie at the boundary between two."""
-        codes = self.arrays(slot) if error.codes and error.value and not error.lone else None
-        if codes is None:
-            return error
-        for given in inputs:
-            record = self.reference.records[given.reference_record]
-            arrays = self.arrays(given) if record.shape == self.reference.records[slot.reference_record].shape else None
-            same = self.measured[given.reference_record, given.target_record].identical
-            if arrays is not None and same and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
-                return dataclasses.replace(error, value=0.0)
-        return error
-
-    def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
-        """The error of what a call read without what masks hide (`judge.below_masks`); without elements, unknown for what softmax read."""
-        error = self.error(slot)
-        if not error.value or not error.u or not math.isfinite(error.value):
-            return error
-        arrays = self.arrays(slot)
-        if arrays is not None:
-            return judge.below_masks(*arrays, error) if arrays[0].shape == arrays[1].shape else error
-        masked = "softmax" in call.op_type.lower() and judge.may_be_masked(self.reference.records[slot.reference_record])
-        return judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
-
     def partly(self, slot: SlotPair) -> str:
         """What was not printed of a pair that comes from text, in words; "" when nothing is missing."""
         return judge.partly(self.reference.records[slot.reference_record], self.target.records[slot.target_record])
-
-    def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
-        """The error of a mask, each worked out once: all layers share one."""
-        key = (slot.reference_record, slot.target_record)
-        found = self._masks.get(key)
-        if found is None:
-            arrays = self.arrays(slot)
-            found = self._masks[key] = judge.between(*arrays, unknown.u) if arrays is not None else unknown
-        return found
-
-    def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
-        """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""
-        key = (slot.reference_record, slot.target_record)
-        found = self._lone_errors.get(key)
-        if found is None:
-            arrays = self.arrays(slot)
-            a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
-            size = max(abs(a), (measured.values.get("reference_norm") or 0.0) / np.sqrt(self.reference.records[key[0]].count))
-            found = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
-        return found
 
     def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
         try:
             return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
         except ElementsMissing:
             return None
-
-    def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
-        """What the elements of the pair that differs most show; None where none are known."""
-        known = [(self.error(slot), slot) for slot in slots]
-        error, slot = max(known, key=lambda item: item[0].value or 0.0)
-        arrays = self.arrays(slot)
-        return judge.sight(*arrays, error.u, judge.LIMITS.within(error.u)) if arrays is not None else None
 
     def slot(self, index: int, slot: str) -> SlotPair | None:
         """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""

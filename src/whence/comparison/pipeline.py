@@ -17,16 +17,17 @@ from whence.comparison.answer.summary import Answer
 from whence.comparison.inputs.positions_masks import Otherwise
 from whence.comparison.inputs.root_inputs import FirstThings
 from whence.comparison.options import CompareOptions
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.labels import plain as labelled_plain
 from whence.comparison.prepare.stored_precision import Computed, as_computed
 from whence.comparison.prepare.whole_model import put_together
-from whence.comparison.verdicts import compiled_kernels
+from whence.comparison.verdicts import compiled_kernels, rewritten
 from whence.comparison.verdicts.checkpoints import complete
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.indices import notes as notes_of_ties
 from whence.comparison.verdicts.operator_forms import formed
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import Ranked
 from whence.comparison.verdicts.regions import Judging
@@ -59,7 +60,7 @@ def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -
     within = functools.partial(inside, allow=options.allow) if options.replay else None
     own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
     aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
-    return own, other, rewritten_modules.judged_by_module(aligned, options)
+    return own, other, rewritten_modules.judged_by_module(aligned, options.match, options.chart)
 
 
 def compare_runs(
@@ -92,22 +93,23 @@ def compare_runs(
         repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
     with _Timer(timing, "third"):
         finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
-    faces = Faces(left, right, put_together(aligned.plan, left.calls, right.calls), options, repeated, tell)
+    faces = PairedRuns(left, right, put_together(aligned.plan, left.calls, right.calls), options, tell)
+    errors = PairErrors(faces, options.policy, repeated)
     with _Timer(timing, "measure"):
         faces.measure()
-    otherwise = Otherwise(faces)
-    first = FirstThings(faces, otherwise)
+    otherwise = Otherwise(faces, errors.of)
+    first = FirstThings(faces, otherwise, errors.of)
     inputs_differ = first.sentences()
     with _Timer(timing, "judge"):
         tiles = list(regions(faces.calls))
         repeated.find(tiles)
-        judging = Judging(faces, tiles, options, repeated, otherwise, tell)
+        judging = Judging(errors, tiles, options, repeated, otherwise, tell)
         verdicts = Ranked(judging).explained(judging.verdicts())
         figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
         verdicts = repeated.explained(verdicts, figures)
-        verdicts = finer.judged(verdicts, tiles, judging.first, faces.error)
+        verdicts = finer.judged(verdicts, tiles, judging.first, errors.of)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = first.doubted(complete(formed(rewritten_modules.doubted(verdicts, faces), faces), faces))
+        verdicts = first.doubted(complete(formed(rewritten.doubted(verdicts, errors), errors), faces))
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
         verdicts = placed(compiled_kernels.named(verdicts, faces), faces)
     answer = Answer(faces, judging, finer)
@@ -136,11 +138,11 @@ def compare_runs(
             *first.notes, *otherwise.notes(),
             *notes_of_ties(every, [faces.calls[p.reference].scope or faces.calls[p.reference].root for p in plan.pairs]),
             *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
-            *faces.declaring.notes(), *compiled_kernels.notes(faces, judging),
+            *errors.declaring.notes(), *compiled_kernels.notes(faces, judging),
             *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
-        remarks=tuple(noted), declared=faces.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
+        remarks=tuple(noted), declared=errors.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
         without_partner=answer.without_partner(), nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)), timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},

@@ -72,8 +72,8 @@ class DumpConfig:
 
 def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any) -> None:
     """Dump what `model` computes, from here to the end of the process."""
+    from whence.api import Dump
     from whence.errors import UsageError
-    from whence.workflows.capture.dump import Dump
 
     without("register_hook", others, {})
     if not isinstance(config, DumpConfig):
@@ -107,13 +107,13 @@ def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None
 
     The guides of ait say `<dump_path>/<device>_<process>`, those of msit `<dump_path>/msit_dump_<time>/torch_tensors/<device>_<process>`.
     """
-    from whence.workflows.capture.dump import opened
+    from whence.api import opened_dump
 
     parent = dump_path
     if not tool.startswith("ait"):
         parent = dump_path / f"{tool.partition('_')[0]}_dump_{time.strftime('%Y%m%d_%H%M%S')}" / "torch_tensors"
     folder, number = parent / process, 1
-    while (there := opened(folder)) is not None:
+    while (there := opened_dump(folder)) is not None:
         if there.model is model:
             return None
         number += 1
@@ -143,7 +143,7 @@ def registering(tool: str) -> Callable[..., None]:
 
 def seed_all(seed: int = 2024, mode: bool = False) -> None:
     """Seed Python, numpy and torch. mode: deterministic kernels too."""
-    from whence.workflows.capture.dump import determine
+    from whence.api import determine
 
     same_as("seed_all", f"whence run --seed {seed}{' --deterministic' if mode else ''} -o RUN -- CMD")
     determine(seed, mode)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from whence.workflows.capture.dump import Dump
+    from whence.api import Dump
 
 
 def numbers(name: str, given: Sequence[int | str] | int | str | None) -> frozenset[int] | None:

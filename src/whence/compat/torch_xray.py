@@ -20,7 +20,7 @@ from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
 
 if TYPE_CHECKING:
-    from whence.workflows.capture.dump import Dump
+    from whence.api import Dump
 
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 
@@ -58,7 +58,7 @@ class PrecisionDebugger(Stepped):
 
     def start(self, model: Any = None) -> None:
         """Take what is called from here on. Called again in one step it does nothing; after calls of the model the next step begins."""
-        from whence.workflows.capture.dump import Dump
+        from whence.api import Dump
 
         if self._dump is None:
             self._dump = self._of_this_process(model)
@@ -74,10 +74,10 @@ class PrecisionDebugger(Stepped):
 
     def _of_this_process(self, model: Any) -> Dump | None:
         """The dump that an earlier debugger of this process began in the same folder. Raises UsageError where it is of another model."""
+        from whence.api import opened_dump
         from whence.errors import UsageError
-        from whence.workflows.capture.dump import opened
 
-        found = opened(self._path)
+        found = opened_dump(self._path)
         wanted = self._model if model is None else model
         if found is not None and found.model is not wanted:
             kinds = [type(m).__name__ if m is not None else "every model" for m in (found.model, wanted)]

@@ -38,8 +38,10 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
         once("get_npu_backend(custom_decompositions=...) changes nothing: inductor has its own")
     if compiler_config is None or not compiler_config.mode:
         return "inductor"
-    from whence.workflows.capture.compile import backend
+    from whence.api import compile_backend
 
     how = f"--level graph{'' if compiler_config.mode == 'exact' else ' --graph-mode fx'}"
     same_as("torchair.get_npu_backend", f"whence run {how} -o RUN -- CMD")
-    return backend(compiler_config.folder, compiler_config.mode, steps=compiler_config.steps, slots=compiler_config.slots, laid=True)
+    return compile_backend(
+        compiler_config.folder, compiler_config.mode, steps=compiler_config.steps, slots=compiler_config.slots, laid=True
+    )

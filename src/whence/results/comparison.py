@@ -1,4 +1,4 @@
-"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, JSON round trip; what behaves like a method asks the api.
+"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, with a JSON round trip.
 
 The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per pair of records, `judge`
 gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all into a Comparison, `report` writes it.
@@ -6,6 +6,7 @@ gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import msgspec
@@ -199,6 +200,4 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
 
     def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
         """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""
-        import whence
-
-        whence.report_html(self, output, details=details, force=force)
+        importlib.import_module("whence.api").report_html(self, output, details=details, force=force)

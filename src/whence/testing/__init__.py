@@ -40,7 +40,7 @@ def assert_parity(model_a: Any, model_b: Any, inputs: Any = None, folder: str | 
     """
     __tracebackhide__ = True
     from whence import report
-    from whence.workflows.two_models import parity
+    from whence.api import parity
 
     place = os.fspath(folder) if folder is not None else tempfile.mkdtemp(prefix="whence-parity-")
     keep = folder is not None

@@ -69,9 +69,8 @@ def _kind(path: str) -> str:
 def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     """The rows of captures of logits alone, which `compare` judges token by token and without views."""
     from whence.comparison.options import CompareOptions
-    from whence.comparison.paired_runs import Faces
+    from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.pipeline import brought_face_to_face
-    from whence.comparison.verdicts.repeated_runs import Again
     from whence.comparison.views.rows import viewed
     from whence.readers.opening import open_run
     from whence.records.views import Read
@@ -82,7 +81,7 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     options = CompareOptions(replay=False, views=("msit",))
     _, _, aligned = brought_face_to_face(open_run(golden), open_run(mine), options)
     left, right = Read(aligned.reference), Read(aligned.target)
-    faces = Faces(left, right, aligned.plan, options, Again(left, [], tell=tell), tell)
+    faces = PairedRuns(left, right, aligned.plan, options, tell)
     faces.measure()
     return viewed(faces, options.views, {}, tell)["msit"]
 
@@ -108,7 +107,7 @@ def _levelled(
 
 def _tokens(golden: str, mine: str, progress: Callable[[int, int, str], None] | None) -> tuple[Comparison, Sequence[ViewRow]]:
     """One row for each token. The answer is that of the two dumps where these can be compared otherwise, else that of the logits alone."""
-    from whence.comparison import token_logits
+    from whence.comparison.answer import token_logits
     from whence.comparison.options import CompareOptions
     from whence.readers.opening import open_run
     from whence.workflows.compare import compare

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from whence import align
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.readers import GATHERED
 from whence.records import Call
 from whence.results import Counted, Occurrence, Occurrences
@@ -15,13 +15,13 @@ from whence.results import Counted, Occurrence, Occurrences
 _OPERATORS = 0.5  # share of calls that are operators, from which on a run is one of operators
 
 
-def of_operators(faces: Faces) -> bool:
+def of_operators(faces: PairedRuns) -> bool:
     """Are these runs of operators (a predictor, a dump of a graph), not of modules?"""
     leaves = [c for c in faces.calls if c.leaf]
     return bool(leaves) and sum(c.kind == "operator" for c in leaves) >= _OPERATORS * len(leaves)
 
 
-def counted(faces: Faces, per_call: Mapping[int, str], significant: Collection[int]) -> Occurrences:
+def counted(faces: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]) -> Occurrences:
     """The table. per_call: the verdict of each paired call of the reference. significant: those that rounding does not explain.
 
     Calls that the capture was not asked for count as nothing. An occurrence is equal when all its outputs are bit for bit.
@@ -47,7 +47,7 @@ def counted(faces: Faces, per_call: Mapping[int, str], significant: Collection[i
     )
 
 
-def _occurrence(faces: Faces, call: Call, per_call: Mapping[int, str]) -> tuple[Occurrence | None, bool]:
+def _occurrence(faces: PairedRuns, call: Call, per_call: Mapping[int, str]) -> tuple[Occurrence | None, bool]:
     """(the execution, does it differ); None when it has no partner or nothing of it could be measured."""
     index = faces.pair_of.get(call.id)
     if index is None:

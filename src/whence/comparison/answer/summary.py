@@ -12,7 +12,7 @@ import numpy as np
 from whence import align
 from whence._version import __version__
 from whence.align.environment import observer_effects
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.regions import Judging
 from whence.comparison.verdicts.third_run import Third
 from whence.dtypes import Array
@@ -26,7 +26,7 @@ _CLEARLY = 0.1  # of the largest error of any token
 class Answer:
     """Puts together what is reported of a judged comparison."""
 
-    def __init__(self, faces: Faces, judging: Judging, third: Third) -> None:
+    def __init__(self, faces: PairedRuns, judging: Judging, third: Third) -> None:
         self.faces, self.judging, self._third = faces, judging, third
         self._unread = unread(faces.reference)
         self._made = {made.record: made for made in faces.plan.made_target}
@@ -54,7 +54,7 @@ class Answer:
             own = self.faces.calls[pair.reference]
             if (
                 outputs
-                and all(self.faces.error(s).value is None and not self._replayed_otherwise(own, s.reference_slot) for s in outputs)
+                and all(self.judging.errors.of(s).value is None and not self._replayed_otherwise(own, s.reference_slot) for s in outputs)
                 and worst[pair.reference] not in ("structural", "param-diff")
             ):
                 worst[pair.reference] = "incomparable"
@@ -113,7 +113,7 @@ class Answer:
         there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
         for ref in there or refs:
             slot = slots.get(ref.slot)
-            if slot is None or self.faces.error(slot).value is None or self.faces.partly(slot):
+            if slot is None or self.judging.errors.of(slot).value is None or self.faces.partly(slot):
                 # Empty tensors and lone reasons hold nothing that could differ.
                 if slot is not None and (self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)):
                     continue
@@ -130,7 +130,7 @@ class Answer:
         if slot not in self.judging.locals.get(call.id, {}) or call.parent < 0:
             return False
         slots = self.faces.slots[self.faces.pair_of[call.id]].values()
-        unknown = [s.reference_slot for s in slots if s.reference_slot.startswith("input") and self.faces.error(s).value is None]
+        unknown = [s.reference_slot for s in slots if s.reference_slot.startswith("input") and self.judging.errors.of(s).value is None]
         place = self.faces.kids[call.parent].index(call.id)
         judged = self.judging.locals.get(call.parent, {})
         return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
@@ -172,7 +172,7 @@ class Answer:
     def incomparable(self) -> int:
         keys = {(s.reference_record, s.target_record) for p in self.faces.plan.pairs for s in p.slots}
         lost = [key for key in keys if self.faces.measured[key].tier == "none" and self.faces.reference.records[key[0]].count]
-        return sum(1 for key in lost if self.faces.error(SlotPair("", "", *key)).value is None)
+        return sum(1 for key in lost if self.judging.errors.of(SlotPair("", "", *key)).value is None)
 
     def rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
         for index, pair in enumerate(self.faces.plan.pairs):

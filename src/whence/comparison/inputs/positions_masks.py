@@ -7,12 +7,12 @@ the outputs then part by more than rounding does.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
 from whence import align, judge
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
 from whence.results import SlotPair, Verdict
 
@@ -20,8 +20,8 @@ from whence.results import SlotPair, Verdict
 class Otherwise:
     """Integers that are no tokens and differ, where the target was given them and did not make them."""
 
-    def __init__(self, faces: Faces) -> None:
-        self.faces = faces
+    def __init__(self, faces: PairedRuns, error_of: Callable[[SlotPair], judge.Error]) -> None:
+        self.faces, self._error_of = faces, error_of
         self._harmless: dict[str, list[str]] = {}
         self._given: set[int] = set()
         made: set[int] = set()
@@ -110,7 +110,7 @@ class Otherwise:
         Keys in a cache are turned by the absolute position: they differ where nothing else does.
         """
         errors = [
-            self.faces.error(s)
+            self._error_of(s)
             for index in self._roots[align.step_of(call)]
             for s in self.faces.slots[index].values()
             if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)

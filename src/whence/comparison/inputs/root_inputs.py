@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from whence import align, judge
 from whence.comparison.inputs.positions_masks import Otherwise
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
 from whence.readers import GATHERED
 from whence.records import Call
@@ -20,8 +20,8 @@ from whence.results import CallPair, Parted, SlotPair, Verdict
 class FirstThings:
     """Root inputs that differ. notes: what explains some of them."""
 
-    def __init__(self, faces: Faces, otherwise: Otherwise) -> None:
-        self.faces, self._otherwise = faces, otherwise
+    def __init__(self, faces: PairedRuns, otherwise: Otherwise, error_of: Callable[[SlotPair], judge.Error]) -> None:
+        self.faces, self._otherwise, self._error_of = faces, otherwise, error_of
         self.notes: list[str] = []
         self.differ: set[str] = set()  # roots that were given something else than positions or masks
 
@@ -38,7 +38,7 @@ class FirstThings:
                 if not slot.reference_slot.startswith("input") or slot.reference_record in self.faces.made:
                     continue
                 a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
-                error = self.faces.error(slot)
+                error = self._error_of(slot)
                 limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from whence import align
 from whence.errors import ReplayRefused
-from whence.judge import LIMITS
 from whence.records import Call, Over, Program, Ref, Run, children
 from whence.replay.composed import compose
-from whence.results import Plan, Verdict
-
-if TYPE_CHECKING:
-    from whence.comparison.options import CompareOptions
-    from whence.comparison.paired_runs import Faces
+from whence.results import Plan
 
 REWRITTEN = "its operators are judged together"
 """The note of a call that stands for operators that the other run has otherwise."""
@@ -196,42 +191,15 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
     )  # fmt: skip
 
 
-def doubted(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, without faults by the growth of an error that so many operators can make of rounding.
-
-    The limit of growth holds for one operator; how many of them stand here, and how they are written, differs between the runs.
-    """
-    out = dict(verdicts)
-    for key, verdict in verdicts.items():
-        if verdict.verdict != "introduced" or verdict.evidence not in ("two dumps", "statistics") or verdict.cause:
-            continue
-        call = faces.calls[faces.plan.pairs[verdict.pair].reference]
-        e_out = verdict.numbers.get("e_out")
-        if REWRITTEN not in call.notes or e_out is None:
-            continue
-        made = [s for s in faces.slots[verdict.pair].values() if s.reference_slot.startswith(("output", "mutated"))]
-        u = max((faces.error(slot).u for slot in made), default=0.0)
-        if e_out <= LIMITS.within(u):
-            sentence = f"rel_l2 {e_out:.2g}, which the rounding of operators that are written differently makes"
-            out[key] = msgspec.structs.replace(verdict, verdict="amplified", confidence="", score=None, sentence=sentence)
-        elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
-            sentence = (
-                f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that rounding usually grows to; its operators are "
-                "written differently in the two runs and could not be replayed: capture both at --level modules, or give --model"
-            )
-            out[key] = msgspec.structs.replace(verdict, verdict="undetermined", confidence="", score=None, sentence=sentence)
-    return out
-
-
-def judged_by_module(aligned: align.Aligned, options: CompareOptions) -> align.Aligned:
+def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None) -> align.Aligned:
     """Both runs as they are judged: modules that are written otherwise as a whole. Only captures of operators have such."""
     reference, target = aligned.reference, aligned.target
-    if options.match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
+    if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
         return aligned
     ours, theirs, said = written_otherwise(reference, target, aligned.plan)
     if not ours:
         return aligned
-    again = align.align(folded(reference, ours), folded(target, theirs), match=options.match, chart=options.chart)
+    again = align.align(folded(reference, ours), folded(target, theirs), match=match, chart=chart)
     notes = tuple(dict.fromkeys((*aligned.plan.notes, *said, *again.plan.notes)))
     return align.Aligned(again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes))
 

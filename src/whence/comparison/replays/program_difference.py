@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whence.dtypes import Array
-from whence.records import Operation, Program
+from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
 _MOVES = (
@@ -155,3 +155,13 @@ def _arguments(a: Operation, b: Operation) -> str:
 def _literal(value: Any) -> bool:
     """A number, string or None: what a user would recognise. Operands, dtypes and shapes follow the tensors."""
     return isinstance(value, (int, float, str, bool)) or value is None
+
+
+def source_line(call: Call, program: Program, place: int) -> str:
+    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not known.
+
+    A module of torch has no line of its own in the user's code, and shares its program with others.
+    """
+    if call.source.startswith("torch.") or not 0 <= place < len(program.lines):
+        return ""
+    return program.lines[place]

@@ -14,13 +14,12 @@ import numpy as np
 from whence import dtypes, judge
 from whence.comparison.prepare.masks import Alike
 from whence.comparison.replays.call_tree import Chain, perturbed
-from whence.comparison.replays.program_difference import Parting, first_parting, only_operator, other_function, written_anew
+from whence.comparison.replays.program_difference import Parting, first_parting, only_operator, other_function, source_line, written_anew
 from whence.comparison.replays.program_difference import difference as program_difference
 from whence.comparison.replays.semantics import PLAIN, Cause, Replayed, Semantics
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
 from whence.comparison.replays.tied_choices import I64, Choosing, Figures, run_options, settled
-from whence.comparison.verdicts.source_lines import of_operation
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, Run, marks
@@ -425,7 +424,7 @@ class Replayer:
                 if score > 1:
                     alone = only_operator(theirs)
                     what = f"the target's own operators ({alone})" if alone else "the target's own operators"
-                    source = of_operation(other, theirs, next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1))
+                    source = source_line(other, theirs, next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1))
                     return Cause("kernel", f"{what}, run again on its own inputs, do not give what it recorded", alone, source)
                 if mine is None:
                     parting = Parting()
@@ -438,7 +437,7 @@ class Replayer:
         because = "; ".join(w for w in (words, parting.words) if w)
         return Cause(
             "semantic", because or "the target's own operators reproduce it, so its code computes something else", parting.operator,
-            of_operation(other, theirs, parting.place),
+            source_line(other, theirs, parting.place),
         )  # fmt: skip
 
     def _parting(self, call: Call, slots: Slots, flagged: Sequence[str], theirs: Program, right: Mapping[int, Array], wide: str) -> Parting:

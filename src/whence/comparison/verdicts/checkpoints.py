@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.findings import GUILTY
 from whence.records import Run
 from whence.results import Verdict
@@ -12,7 +12,7 @@ from whence.results import Verdict
 _NAMED = 3  # of the weights without a partner
 
 
-def complete(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
+def complete(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
     """The verdicts, with what is missing on one side where both runs hold parameters only.
 
     Of a module that ran, its outputs tell what a missing weight did; of a checkpoint nothing does: `undetermined`.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.replays.replayer import Replayer, own_score
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
@@ -30,7 +30,7 @@ _FEW = 3  # tensors, of which fewer say nothing
 _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called closer
 
 
-def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
+def named(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
     """The verdicts, where a node of a graph is at fault with its name and kernel in the sentence."""
     out, own = dict(verdicts), _OwnGraphs(faces)
     first: dict[Any, list[Call]] = defaultdict(list)
@@ -63,7 +63,7 @@ def named(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tup
 class _OwnGraphs:
     """The target's graphs cut at what they show, so that what each kernel was to compute can be run on what it was given."""
 
-    def __init__(self, faces: Faces) -> None:
+    def __init__(self, faces: PairedRuns) -> None:
         self._faces = faces
         self._side: Side | None = None
         self._calls: dict[int, Call] = {}
@@ -90,13 +90,13 @@ class _OwnGraphs:
         return "semantic", "the target's own graph gives what the kernel left, so the graph computes something else"
 
 
-def _computed(call: Call, faces: Faces) -> set[str]:
+def _computed(call: Call, faces: PairedRuns) -> set[str]:
     """The nodes that are computed on the way to one, views left out."""
     program = faces.reference.programs.get(call.program)
     return {n for n, op in zip(program.names, program.operations) if not align.is_move(op.name)} if program is not None else set()
 
 
-def notes(faces: Faces, judging: Judging) -> list[str]:
+def notes(faces: PairedRuns, judging: Judging) -> list[str]:
     """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it is so."""
     if judging.replayer is None:
         return []
@@ -104,7 +104,7 @@ def notes(faces: Faces, judging: Judging) -> list[str]:
     return [*_left_out(pairs, faces, judging.replayer), *_closer(pairs, faces, judging)]
 
 
-def _closer(pairs: list[CallPair], faces: Faces, judging: Judging) -> Iterator[str]:
+def _closer(pairs: list[CallPair], faces: PairedRuns, judging: Judging) -> Iterator[str]:
     """Of kernels that both sides round in: the ratio of the target's error to the reference's, both against exact arithmetic."""
     ratios = [
         local.error_rel / local.reference_rel
@@ -121,7 +121,7 @@ def _closer(pairs: list[CallPair], faces: Faces, judging: Judging) -> Iterator[s
         yield f"the {one} is closer to exact arithmetic than the {other}: {share:.0%} of its error in the median of {len(ratios)} tensors"
 
 
-def _left_out(pairs: list[CallPair], faces: Faces, replayer: Replayer) -> Iterator[str]:
+def _left_out(pairs: list[CallPair], faces: PairedRuns, replayer: Replayer) -> Iterator[str]:
     """Kernels that keep in float32 what their graph rounds to 16 bits in between: run both ways, the latter comes closer."""
     found: list[str] = []
     tried = 0
@@ -151,7 +151,7 @@ def _left_out(pairs: list[CallPair], faces: Faces, replayer: Replayer) -> Iterat
         )
 
 
-def _both_ways(call: Call, program: Program, pair: CallPair, faces: Faces, replayer: Replayer) -> tuple[Array, Array]:
+def _both_ways(call: Call, program: Program, pair: CallPair, faces: PairedRuns, replayer: Replayer) -> tuple[Array, Array]:
     """The reference's operators on the target's inputs, rounding as they say and not in between; both in the target's dtype at the end."""
     side = replayer.reference
     given = {s.reference_slot: s.target_record for s in pair.slots if not s.reference_slot.startswith("output")}
@@ -163,7 +163,7 @@ def _both_ways(call: Call, program: Program, pair: CallPair, faces: Faces, repla
     return judge.rounded(as_said, kind.name).astype(np.float64), judge.rounded(kept, kind.name).astype(np.float64)
 
 
-def _rounds_between(program: Program, faces: Faces, pair: CallPair) -> bool:
+def _rounds_between(program: Program, faces: PairedRuns, pair: CallPair) -> bool:
     """May a value be rounded to 16 bits before the last operator?"""
     computing = [op for op in program.operations if not align.is_move(op.name)]
     if len(computing) < 2:

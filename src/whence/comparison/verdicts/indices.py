@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes, judge
-from whence.comparison.paired_runs import Faces
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge import ties
 from whence.records import Call, Run
 from whence.replay.allowed_operators import CHOOSES
@@ -41,8 +41,8 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
 class Indices:
     """Verdicts that rest on growth alone, of calls that choose among scores."""
 
-    def __init__(self, faces: Faces) -> None:
-        self._faces = faces
+    def __init__(self, errors: PairErrors) -> None:
+        self._faces, self.errors = errors.paired, errors
         self._known: dict[str, frozenset[str]] = {}
 
     def judged(self, verdict: Verdict, call: Call, inputs: Sequence[SlotPair], outputs: Sequence[tuple[str, SlotPair]]) -> Verdict:
@@ -67,8 +67,8 @@ class Indices:
                 tied += int(ranked.tied.sum())
         numbers = {**verdict.numbers, "tied_rows": tied} if tied else verdict.numbers
         if flipped and not unknown:
-            rest = [self._faces.error(s) for _, s in outputs if (_, s) not in flipped]
-            growth = judge.grow([self._faces.error(s) for s in inputs], rest, max((e.u for e in rest), default=0.0))
+            rest = [self.errors.of(s) for _, s in outputs if (_, s) not in flipped]
+            growth = judge.grow([self.errors.of(s) for s in inputs], rest, max((e.u for e in rest), default=0.0))
             said = f"{tied} rows of indices differ, and hold what their ranks among the target's own scores ask for"
             if not rest or growth.verdict not in ("introduced", "undetermined"):
                 return _but(
@@ -99,7 +99,7 @@ class Indices:
                 )  # fmt: skip
 
     def _differs(self, slot: SlotPair) -> bool:
-        return bool(self._faces.error(slot).value)
+        return bool(self.errors.of(slot).value)
 
     def _is_index(self, slot: SlotPair) -> bool:
         kinds = {run.records[r].dtype for run, r in self._of(slot)}
@@ -146,7 +146,7 @@ class Indices:
             if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].ndim < 2:
                 return False
             a, b = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in arrays)
-            u = self._faces.error(slot).u
+            u = self.errors.of(slot).u
             size = np.maximum(np.linalg.norm(a, axis=1), 1e-300)
             if float(np.mean(np.linalg.norm(a - b, axis=1) > judge.LIMITS.growth * 2 * u * size)) > _MOST:
                 return False

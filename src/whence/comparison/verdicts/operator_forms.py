@@ -9,23 +9,23 @@ import msgspec
 
 from whence import judge
 from whence.align import is_cache
-from whence.comparison.paired_runs import Faces
 from whence.comparison.verdicts.findings import GUILTY
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call
-from whence.results import CallPair, SlotPair, Verdict
+from whence.results import CallPair, Verdict
 
 _SHOWN = 40  # characters of an argument
 Verdicts = dict[tuple[int, int], Verdict]
 
 
-def formed(verdicts: Verdicts, faces: Faces) -> Verdicts:
+def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
     """The verdicts, with calls guilty that computed another form of their operator than the reference, and what their arguments say."""
-    out = dict(verdicts)
+    out, faces = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
         pair = faces.plan.pairs[verdict.pair]
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
         if key[1] < 0 and verdict.evidence == "two dumps" and verdict.verdict not in (*GUILTY, "identical"):
-            verdict = _by_form(verdict, call, faces)
+            verdict = _by_form(verdict, call, errors)
         if verdict.verdict == "introduced" and verdict.evidence != "replay" and (missing := not_passed(pair, call)):
             verdict = msgspec.structs.replace(
                 verdict, verdict="structural", cause="input", sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}"
@@ -47,7 +47,8 @@ def not_passed(pair: CallPair, call: Call) -> str:
     return f"{names} {'is' if len(missing) == 1 else 'are'} not passed in the target"
 
 
-def _by_form(verdict: Verdict, call: Call, faces: Faces) -> Verdict:
+def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
+    faces = errors.paired
     slots = faces.slots[verdict.pair].values()
     inputs = [s for s in slots if s.reference_slot.startswith("input")]
     outputs = [s for s in slots if s.reference_slot.startswith("output")]
@@ -61,14 +62,10 @@ def _by_form(verdict: Verdict, call: Call, faces: Faces) -> Verdict:
         return verdict
     return msgspec.structs.replace(
         verdict, verdict="introduced", confidence="likely", cause="semantic", slot=outputs[0].reference_slot, score=None,
-        numbers={**verdict.numbers, "e_in": _value(faces, inputs[0]), "e_out": _value(faces, outputs[0])},
+        numbers={**verdict.numbers, "e_in": errors.of(inputs[0]).value, "e_out": errors.of(outputs[0]).value},
         sentence=f"computed by {found.target} where the reference computes by {found.reference}: of {found.parts} elements at which "
         f"these part, {found.agree} are those of {found.target}",
     )  # fmt: skip
-
-
-def _value(faces: Faces, slot: SlotPair) -> float | None:
-    return faces.error(slot).value
 
 
 def _arguments(call: Call, other: Call) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from whence import align, judge
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
 from whence.results import SlotPair
 
@@ -13,7 +13,7 @@ from whence.results import SlotPair
 class Parameters:
     """Compares each pair of parameters once, bit by bit."""
 
-    def __init__(self, faces: Faces) -> None:
+    def __init__(self, faces: PairedRuns) -> None:
         self.faces = faces
         self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
         self._known: dict[tuple[int, int], judge.ParameterDifference] = {}

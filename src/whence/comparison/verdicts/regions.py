@@ -13,7 +13,6 @@ import numpy as np
 
 from whence import align, judge
 from whence.comparison.inputs.positions_masks import Otherwise
-from whence.comparison.paired_runs import Faces
 from whence.comparison.programs.programs import PLACED
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.sampling import Sampling
@@ -21,6 +20,7 @@ from whence.comparison.replays.semantics import Replayed, Semantics
 from whence.comparison.verdicts.declared import Replaying
 from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.indices import Indices
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.repeated_runs import Again
 from whence.comparison.verdicts.sparse_target import Tapped
@@ -44,17 +44,18 @@ class Judging:
     """
 
     def __init__(
-        self, faces: Faces, regions: Sequence[Region], options: CompareOptions, again: Again, otherwise: Otherwise,
+        self, errors: PairErrors, regions: Sequence[Region], options: CompareOptions, again: Again, otherwise: Otherwise,
         tell: Callable[[int, int, str], None],
     ) -> None:  # fmt: skip
-        self.faces, self.regions, self._otherwise, self._tell = faces, regions, otherwise, tell
+        self.faces = faces = errors.paired
+        self.errors, self.regions, self._otherwise, self._tell = errors, regions, otherwise, tell
         self.parameters = Parameters(faces)
         self.first: dict[int, int] = {}
         self.locals: dict[int, dict[str, judge.Local]] = {}
         self.quick: set[int] = set()
         self.worst = self._worst_by_step()
-        self.blind = Blind(faces)
-        self.indices = Indices(faces)
+        self.blind = Blind(errors)
+        self.indices = Indices(errors)
         self.inside: dict[int, int] = {}
         self.replayer = None
         if options.replay:
@@ -63,7 +64,7 @@ class Judging:
                 shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow,
                 spread=again.elementwise, model=options.model,
             )  # fmt: skip
-        self.tapped = Tapped(faces, regions, self.replayer)
+        self.tapped = Tapped(errors, regions, self.replayer)
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
@@ -106,7 +107,7 @@ class Judging:
             else:
                 between = self._stretch(index, pair, region)
                 call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
-                between = self.faces.declaring.stretch(between, call, other, list(self.faces.slots[index].values()))
+                between = self.errors.declaring.stretch(between, call, other, list(self.faces.slots[index].values()))
                 if between is not None:
                     between = self._where_it_comes_in(between, region)
                     verdicts[region.call, region.stretch] = self._unless_partial(between, self.faces.slots[index].values())
@@ -124,7 +125,7 @@ class Judging:
                     slot.reference_slot.startswith(("output", "mutated"))
                     and not self.faces.measured[slot.reference_record, slot.target_record].identical
                 ):
-                    worst[step] = max(worst.get(step, 0.0), self.faces.error(slot).value or 0.0)
+                    worst[step] = max(worst.get(step, 0.0), self.errors.of(slot).value or 0.0)
         return worst
 
     def _after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
@@ -173,24 +174,24 @@ class Judging:
         if slots and all(self.faces.measured[s.reference_record, s.target_record].identical for s in slots.values()):
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
-        in_errors = [self.faces.error(s) for s in inputs]
+        in_errors = [self.errors.of(s) for s in inputs]
         if call.id in self.blind.before:
             in_errors.append(self.blind.before[call.id])
-        out_errors = [self.faces.error(s) for s in outputs]
+        out_errors = [self.errors.of(s) for s in outputs]
         if any(e.codes for e in in_errors):
-            out_errors = [self.faces.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)]
+            out_errors = [self.errors.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)]
         u = max((e.u for e in out_errors), default=0.0)
         if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
             u = max([u, *(e.u for e in in_errors)])
-            out_errors = [self.faces.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
+            out_errors = [self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
         if judge.grow(in_errors, out_errors, u).verdict == "introduced":
-            in_errors[: len(inputs)] = [self.faces.below_masks(s, call) for s in inputs]
+            in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
         repeats = self._repeats[self._alike(call, other)] if u else 0
         evidence = judge.LeafEvidence(
             index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs), repeats=repeats
         )  # fmt: skip
         replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
-        declared, figures = self.faces.declaring.leaf(evidence, call, other, slots, replaying)
+        declared, figures = self.errors.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
             self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
@@ -228,7 +229,7 @@ class Judging:
             return verdict
         growth = judge.grow(evidence.inputs, evidence.outputs, evidence.u)
         before = evidence.inputs or None
-        return judge.judge_unseen(verdict, growth, evidence.u, before, lambda: self.faces.sight(outputs))
+        return judge.judge_unseen(verdict, growth, evidence.u, before, lambda: self.errors.sight(outputs))
 
     def _may_be_a_network(self, call: Call) -> bool:
         """Does nothing tell how many operators this leaf is?"""
@@ -257,11 +258,7 @@ class Judging:
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots, strict=True):
             made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
             call = self.faces.calls[pair.reference]
-            if (
-                call.leaf
-                and made
-                and all(self.faces.error(s).exact and self.faces.reference.records[s.reference_record].count for s in made)
-            ):
+            if call.leaf and made and all(self.errors.of(s).exact and self.faces.reference.records[s.reference_record].count for s in made):
                 found[self._alike(call, self.faces.target.calls[pair.target])] += 1
         return found
 
@@ -296,9 +293,9 @@ class Judging:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
         replaying = self._replaying(index, call, other, given, thorough=thorough)
-        found = replaying.figures(self.faces.declaring.masking(call, other))
+        found = replaying.figures(self.errors.declaring.masking(call, other))
         if not call.leaf:
-            found = self.faces.declaring.container(found, call, other, replaying)
+            found = self.errors.declaring.container(found, call, other, replaying)
         if self._surprising(index, found):
             found = self.replayer.examined(call, found)
             if not found.local and self.replayer.instead(call, found.why):
@@ -317,7 +314,7 @@ class Judging:
             if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(local.floor_rel, local.u):
                 return True
             pair = self.faces.slot(index, slot)
-            if pair is not None and (self.faces.error(pair).value or 0.0) > judge.LIMITS.growth * (
+            if pair is not None and (self.errors.of(pair).value or 0.0) > judge.LIMITS.growth * (
                 (local.inherited_rel or 0.0) + local.floor_rel + 2 * local.u
             ):
                 return True
@@ -360,7 +357,7 @@ class Judging:
             pair = slots[slot]
             if was_given or pair.reference_record in self.faces.made:
                 continue
-            error = self.faces.error(pair)
+            error = self.errors.of(pair)
             before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
             limit = max(judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread)
             if error.value is not None and error.value > limit:
@@ -431,7 +428,7 @@ class Judging:
                 fresh |= set() if handed_on else {slot.reference_record}
         errors_in = self.seen_errors.setdefault(region.call, [self.blind.before[call.id]] if call.id in self.blind.before else [])
         errors_in += [
-            self.faces.error(SlotPair("", "", r, self.first[r]))
+            self.errors.of(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
             if r in self.first and r not in fresh and (r, self.first[r]) in self.faces.measured
         ]
@@ -446,7 +443,7 @@ class Judging:
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
         if not own and not wrong:
             return None
-        errors_out = [self.faces.error(s) for _, s in own]
+        errors_out = [self.errors.of(s) for _, s in own]
         # Who hands on from here what this stretch spoilt has nothing to do with it.
         self.first.update((s.reference_record, s.target_record) for _, s in own)
         u = max((e.u for e in errors_out), default=0.0)
@@ -458,7 +455,7 @@ class Judging:
         read = [slot for slot in read if (slot.reference_record, slot.target_record) in self.faces.measured]
 
         def by_growth(outputs: list[tuple[str, SlotPair]], why: str = "") -> Verdict:
-            grown = judge.grow(errors_in, [self.faces.error(s) for _, s in outputs], u)
+            grown = judge.grow(errors_in, [self.errors.of(s) for _, s in outputs], u)
             verdict = self.indices.judged(judge.judge_region(index, region.stretch, grown, note=why), call, read, outputs)
             return self._of_hidden_depth(verdict, region, grown, errors_in, [s for _, s in outputs], u)
 
@@ -490,7 +487,7 @@ class Judging:
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
         other = by_growth(left, why)
         if other.verdict == "introduced":
-            other = _but_verdict(other, slot=max(left, key=lambda item: self.faces.error(item[1]).value or 0.0)[0])
+            other = _but_verdict(other, slot=max(left, key=lambda item: self.errors.of(item[1]).value or 0.0)[0])
         return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
 
     def _of_hidden_depth(
@@ -499,7 +496,7 @@ class Judging:
         """The verdict of a stretch, for one behind calls that neither run shows by what rounding makes at unknown depth."""
         if self._hidden_before(region) <= _FEW_HIDDEN:
             return verdict
-        return judge.judge_unseen(verdict, growth, u, before, lambda: self.faces.sight(outputs))
+        return judge.judge_unseen(verdict, growth, u, before, lambda: self.errors.sight(outputs))
 
     def _hidden_before(self, region: Region) -> int:
         """How many innermost calls right before a stretch show nothing that could be measured."""
@@ -520,7 +517,7 @@ class Judging:
         index = self.faces.pair_of.get(call)
         slots = self.faces.slots[index].values() if index is not None else ()
         made = (s for s in slots if s.reference_slot.startswith(("output", "mutated")))
-        if any(self.faces.error(s).value is not None for s in made):
+        if any(self.errors.of(s).value is not None for s in made):
             return True
         return any(map(self._shows_something, self.faces.kids.get(call, ())))
 

@@ -6,20 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.findings import GUILTY
-from whence.records import Call, Program, Run
+from whence.records import Call, Run
 from whence.results import Verdict
-
-
-def of_operation(call: Call, program: Program, place: int) -> str:
-    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not known.
-
-    A module of torch has no line of its own in the user's code, and shares its program with others.
-    """
-    if call.source.startswith("torch.") or not 0 <= place < len(program.lines):
-        return ""
-    return program.lines[place]
 
 
 def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
@@ -33,7 +23,7 @@ def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
     return next((line for (k, _), line in zip(program.calls, program.call_lines, strict=True) if k == place), "")
 
 
-def placed(verdicts: Mapping[tuple[int, int], Verdict], faces: Faces) -> dict[tuple[int, int], Verdict]:
+def placed(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
     """The verdicts, with the line that calls what is at fault, where no operator inside it has one."""
     out = dict(verdicts)
     for key, verdict in verdicts.items():

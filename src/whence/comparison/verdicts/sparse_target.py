@@ -19,12 +19,12 @@ import numpy as np
 
 from whence import align, judge
 from whence.align import Inner
-from whence.comparison.paired_runs import Faces
 from whence.comparison.replays.call_tree import Walk
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import Side
 from whence.comparison.replays.threads import Threads
 from whence.comparison.verdicts.declared import Tolerated, allows
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -119,8 +119,9 @@ class _Coarse:
 class _Around:
     """What was made around labels by calls that are no labels, in one process, root and step."""
 
-    def __init__(self, faces: Faces, labels: Mapping[int, int]) -> None:
-        self._faces = faces
+    def __init__(self, errors: PairErrors, labels: Mapping[int, int]) -> None:
+        faces = errors.paired
+        self._faces, self.errors = faces, errors
         self._calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
         self._looked: dict[tuple[int, str, int], int] = defaultdict(int)
         self._worst: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
@@ -134,7 +135,7 @@ class _Around:
         calls, errors = self._calls[key], list(self._worst[key])
         while self._looked[key] < len(calls) and calls[self._looked[key]].order < label.order:
             slots = self._faces.slots[self._faces.pair_of[calls[self._looked[key]].id]].values()
-            made = (self._faces.error(s) for s in slots if s.reference_slot.startswith(("output", "mutated")))
+            made = (self.errors.of(s) for s in slots if s.reference_slot.startswith(("output", "mutated")))
             errors += [dataclasses.replace(error, drift=None, lone=0.0) for error in made]
             self._looked[key] += 1
         self._worst[key] = _worst(errors)
@@ -158,14 +159,15 @@ class Tapped:
     notes: what the target did not show, and what stood for it.
     """
 
-    def __init__(self, faces: Faces, tiles: Sequence[Region], replayer: Replayer | None) -> None:
-        self.faces, self._replayer = faces, replayer
+    def __init__(self, errors: PairErrors, tiles: Sequence[Region], replayer: Replayer | None) -> None:
+        faces = errors.paired
+        self.faces, self.errors, self._replayer = faces, errors, replayer
         self.labels = {p.reference: i for i, p in enumerate(faces.plan.pairs) if _is_label(faces.calls[p.reference])}
         self.pairs = {p.reference: i for i, p in enumerate(faces.plan.pairs) if p.rule == TENSOR_RULE and p.reference not in self.labels}
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()
-        self._tolerated = Tolerated(faces.declaring)
+        self._tolerated = Tolerated(errors.declaring)
         self.not_replayed: set[int] = set()
         self.notes: list[str] = []
         self._slots: dict[int, tuple[int, SlotPair]] = {}
@@ -294,13 +296,13 @@ class Tapped:
         """Verdicts of labels of the reference: of these only the order is known, so each may rest on all before it in its step."""
         out: dict[Tile, Verdict] = {}
         before: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
-        around = _Around(self.faces, self.labels)
+        around = _Around(self.errors, self.labels)
         note = "labels have no programs" if self.faces.stated else "the reference is made of named arrays, which have no programs"
         for call, index in sorted(self.labels.items(), key=lambda item: self.faces.calls[item[0]].order):
             step = self.faces.calls[call].rank, self.faces.calls[call].root, self.faces.calls[call].step
             slots = self.faces.plan.pairs[index].slots
             # Statistics and lone elements of tensors that need not be computed from each other say nothing.
-            errors = [dataclasses.replace(self.faces.error(s), drift=None, lone=0.0) for s in slots]
+            errors = [dataclasses.replace(self.errors.of(s), drift=None, lone=0.0) for s in slots]
             u = max((e.u for e in errors), default=0.0)
             if any(e.codes for e in errors):  # and what they were rounded from was computed as what is seen before it
                 u = max([u, *(e.u for e in before[step])])
@@ -316,7 +318,7 @@ class Tapped:
                 verdict = _but(verdict, verdict="undetermined", confidence="", score=None, sentence=said)
             else:
                 verdict = judge.judge_unseen(
-                    verdict, growth, u, came if has_order and came else None, functools.partial(self.faces.sight, slots)
+                    verdict, growth, u, came if has_order and came else None, functools.partial(self.errors.sight, slots)
                 )
             if not has_order and verdict.verdict == "undetermined":
                 verdict = _but(verdict, sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it inherits is not known")
@@ -350,8 +352,8 @@ class Tapped:
     def _verdict(
         self, index: int, slot: SlotPair, record: int, up: _Upstream, figures: Mapping[int, judge.Local], why: str
     ) -> Verdict:  # fmt: skip
-        error = self.faces.error(slot)
-        given = [self.faces.error(self._slots[r][1]) for r in sorted(up.seen)]
+        error = self.errors.of(slot)
+        given = [self.errors.of(self._slots[r][1]) for r in sorted(up.seen)]
         local = figures.get(record)
         if error.exact:
             verdict = Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
@@ -361,7 +363,7 @@ class Tapped:
             growth = judge.grow(given, [error], error.u)
             verdict = judge.judge_region(index, -1, growth, note=why)
             if len(up.behind) > 1 or self._maker[record][1] >= 0:
-                verdict = judge.judge_unseen(verdict, growth, error.u, given, lambda: self.faces.sight([slot]))
+                verdict = judge.judge_unseen(verdict, growth, error.u, given, lambda: self.errors.sight([slot]))
         else:
             verdict = Verdict(
                 index, "undetermined", evidence="two dumps", numbers={"e_out": error.value},

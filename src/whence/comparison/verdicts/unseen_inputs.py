@@ -8,7 +8,7 @@ all of it.
 from __future__ import annotations
 
 from whence import judge
-from whence.comparison.paired_runs import Faces
+from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.readers import LOGGED, UNTOLD
 from whence.records import Run
 from whence.results import SlotPair
@@ -23,7 +23,8 @@ class Blind:
     paired leaf, the largest error of all that was made before it, whatever it read.
     """
 
-    def __init__(self, faces: Faces) -> None:
+    def __init__(self, errors: PairErrors) -> None:
+        faces = errors.paired
         outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
         self.calls: set[int] = set()
         self.before: dict[int, judge.Error] = {}
@@ -60,14 +61,14 @@ class Blind:
                 self.before[call.id] = came
             for slot in slots if call.leaf else ():
                 if slot.reference_slot.startswith(("output", "mutated")):
-                    error = faces.error(slot)
+                    error = errors.of(slot)
                     held = logged if LOGGED in call.notes else worst
                     held[whole] = _worse(held[whole], error)
                     upto[slot.reference_record] = _worse(came, error)
             if LOGGED not in call.notes:
                 worst[whole] = _worse(worst[whole], logged[whole])
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
-        self._faces = faces
+        self._faces, self.errors = faces, errors
         self._looked: dict[int, int] = {}
 
     def within(self, call: int, stretch: int) -> list[judge.Error]:
@@ -81,7 +82,7 @@ class Blind:
         found: list[judge.Error] = []
         while todo:
             kid = todo.pop()
-            found += [self._faces.error(slot) for slot in self._made(kid)]
+            found += [self.errors.of(slot) for slot in self._made(kid)]
             todo += self._faces.kids.get(kid, [])
         return found
 

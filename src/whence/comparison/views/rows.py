@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from whence import align
-from whence.comparison.paired_runs import Faces
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.views import figures as figures_module
 from whence.comparison.views import results
 from whence.errors import ElementsMissing
@@ -23,7 +23,7 @@ _MOVES = ("cast", "transdata")
 
 
 def viewed(
-    faces: Faces, views: Sequence[str], per_call: Mapping[int, str], tell: Callable[[int, int, str], None]
+    faces: PairedRuns, views: Sequence[str], per_call: Mapping[int, str], tell: Callable[[int, int, str], None]
 ) -> dict[str, tuple[ViewRow, ...]]:
     """The rows of each view. Tensors and calls without a partner have rows with one side; nothing is left out."""
     out: dict[str, tuple[ViewRow, ...]] = {}
@@ -33,7 +33,7 @@ def viewed(
     return out
 
 
-def _rows(faces: Faces, per_call: Mapping[int, str], view: str) -> Iterator[tuple[_Place, ViewRow]]:
+def _rows(faces: PairedRuns, per_call: Mapping[int, str], view: str) -> Iterator[tuple[_Place, ViewRow]]:
     """(place, row) of everything. A call that only the target has stands behind the one before it that has a partner."""
     plan, target = faces.plan, faces.shown
     behind: dict[int, int] = {}  # calls of the target -> order of the reference
@@ -121,7 +121,7 @@ def _path(run: Run, file: str) -> str:
     return str(Path(run.path) / file) if Path(run.path).is_dir() else run.path
 
 
-def _figures(faces: Faces, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]) -> Iterator[ViewRow]:
+def _figures(faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]) -> Iterator[ViewRow]:
     known: dict[tuple[int, int], tuple[figures_module.Figures, str]] = {}
     pairs = {(p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in faces.plan.pairs}
     for done, row in enumerate(rows):

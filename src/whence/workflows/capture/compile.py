@@ -64,7 +64,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     return compiled_by(model, listen, **wanted)
 
 
-def backend(
+def compile_backend(
     path: str | os.PathLike[str], mode: str = "exact", *, steps: Collection[int] | None = None, laid: bool = False, **options: Any
 ) -> Any:
     """A backend for `torch.compile` whose graphs are captured into the run `path`, until `backend.close()` or the end of the process.

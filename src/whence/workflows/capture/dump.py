@@ -48,7 +48,7 @@ class Dump:
 
         chosen = make(**options)
         self.destination = Path(path).absolute()
-        if opened(self.destination) is not None:
+        if opened_dump(self.destination) is not None:
             raise UsageError(f"this process already dumps into {self.destination}; choose another folder for another model")
         self.model, self._first, self._took = model, first, False
         self.folder = created(self.destination, chosen)
@@ -184,7 +184,7 @@ class Dump:
         return max(bisect.bisect_right(self._marks, call.order) - 1, 0)
 
 
-def opened(path: str | os.PathLike[str]) -> Dump | None:
+def opened_dump(path: str | os.PathLike[str]) -> Dump | None:
     """The dump of this process that still writes into `path`."""
     found = _open.get(Path(path).absolute())
     return found if found is not None and found.is_open and found._pid == os.getpid() else None

@@ -44,10 +44,16 @@ def label(
     from 0, and faces name#n of the other side. id: faces the label of the other side with this id instead, whatever its name (`new_id`).
     """
     if _takers:
-        _take(name, tensor, side, file, id)
+        take_label(name, tensor, side, file, id)
 
 
-def _take(name: str, tensor: Any, side: str | None, file: Any, id: str | None) -> None:  # noqa: A002
+def labels_are_taken() -> bool:
+    """Does a run take the labels of this process?"""
+    return bool(_takers)
+
+
+def take_label(name: str, tensor: Any, side: str | None, file: Any, id: str | None) -> None:  # noqa: A002
+    """`label`, for functions that stand in the place of it: the source of the label is where their caller calls them."""
     if _in_graph and _in_graph[0](name, tensor, side, file, id):
         return
     frame = sys._getframe(2)

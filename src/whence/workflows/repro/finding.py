@@ -25,7 +25,7 @@ from whence.workflows.repro.warm_interpreter import Waiting
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from whence.comparison.paired_runs import Faces
+    from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.replays.replayer import Replayer
     from whence.comparison.replays.side import Side
     from whence.replay.export.isolate import Way
@@ -627,20 +627,18 @@ def _table(told: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {k: v for k, v in table.items() if isinstance(k, str)} if isinstance(table, dict) else {}
 
 
-def _faced(compared: Comparison, model: Any) -> tuple[Faces, Replayer]:
+def _faced(compared: Comparison, model: Any) -> tuple[PairedRuns, Replayer]:
     """Both runs of a comparison face to face again, as they were then."""
-    from whence.comparison.paired_runs import Faces
+    from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.prepare.whole_model import put_together
     from whence.comparison.replays import user_model
     from whence.comparison.replays.replayer import Replayer
-    from whence.comparison.verdicts.repeated_runs import Again
     from whence.records.views import Read
     from whence.workflows.reopen import reopened
 
     aligned, options = reopened(compared, user_model.read(model) if model is not None else None)
     one, two = Read(aligned.reference), Read(aligned.target)
-    again = Again(one, [], allow=options.allow)
-    faces = Faces(one, two, put_together(aligned.plan, one.calls, two.calls), options, again, lambda *_: None)
+    faces = PairedRuns(one, two, put_together(aligned.plan, one.calls, two.calls), options, lambda *_: None)
     replayer = Replayer(
         one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter,
         shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow, model=options.model,

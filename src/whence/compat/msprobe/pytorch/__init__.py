@@ -54,8 +54,8 @@ class PrecisionDebugger(Stepped):
 
         token_range: first and last call of the model, from 0.
         """
+        from whence.api import Dump
         from whence.errors import UsageError
-        from whence.workflows.capture.dump import Dump
 
         why = {"rank_id": "the rank is that of the process group, else RANK", "scheduled_tokens": "all rows of a batch are dumped"}
         without("PrecisionDebugger.start", others, why, ("model", "token_range"))

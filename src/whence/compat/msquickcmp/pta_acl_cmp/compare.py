@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 import whence
+from whence.api import labels_are_taken, new_id, take_label
 from whence.compat._said import same_as
-from whence.workflows.capture.labels import _take, _takers, new_id
 
 __all__ = ["gen_id", "set_label", "set_task_id"]
 
@@ -31,13 +31,13 @@ def set_label(data_src: str, data_id: str, data_val: Any = None, tensor_path: st
         from whence.errors import UsageError
 
         raise UsageError(f"set_label(data_src={data_src!r}): pta (PyTorch) or acl (the library)")
-    if _takers:
+    if labels_are_taken():
         same_as("set_label", 'whence.label(name, tensor, side="reference" or "target", id=whence.new_id())')
-        _take(str(data_id), data_val if tensor_path is None else None, SIDES[data_src], tensor_path, str(data_id))
+        take_label(str(data_id), data_val if tensor_path is None else None, SIDES[data_src], tensor_path, str(data_id))
 
 
 def set_task_id() -> None:
     """A new task (a turn of a dialogue) begins: labels of one task never face those of another."""
-    if _takers:
+    if labels_are_taken():
         same_as("set_task_id", "whence.task()")
     whence.task()
